@@ -48,8 +48,8 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, micro_batches, to_columns
-from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
+from paw_min.model.reference import reference_logp
 from paw_min.model.scoring import score_responses
 from paw_min.rows import Rows
 
@@ -308,20 +308,6 @@ def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
         return dict.fromkeys(mean_return, 1.0)
     r_max = BENCHMARKS[cfg.env].r_max
     return {g: float(balance.lambda_g(r, r_max)) for g, r in mean_return.items()}
-
-
-def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:
-    """log pi_ref(a_t) of the start model -> (N, T)."""
-    # Once per update: the reference never changes, so all mini-batches share this pass.
-    if reference is policy:  # LoRA: without its adapters, it is the start model
-        with adapters_off(policy):
-            return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
-    # Where the GPU has no room for it, it is there for this pass only (session.make_reference).
-    home = reference.device
-    reference.to(policy.device)
-    logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
-    reference.to(home)
-    return logp
 
 
 def gradient_step(policy: Policy, optimizer) -> Tensor:

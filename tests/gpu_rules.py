@@ -9,10 +9,9 @@ import torch
 from paw_min.config import Config
 from paw_min.model.head import Head, product
 from paw_min.model.policy import load_policy
+from paw_min.model.reference import make_reference, reference_logp
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.running.session import make_reference
 from paw_min.toy import default_model
-from paw_min.update import reference_logp
 from tests.fake_gpu import WORK
 from tests.helpers import TOKEN_ROWS
 from world_models.rwml import settings

@@ -22,6 +22,7 @@ from paw_min.metrics import peak_memory
 from paw_min.model import lora
 from paw_min.model.policy import load_policy
 from paw_min.model.published import empty_model
+from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
 from paw_min.running import memory, session
@@ -116,7 +117,7 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least, monk
 def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind, tmp_path):
     folder = write(kind, tmp_path, **KINDS[kind])
     plain = load_policy(folder, precision="bf16")
-    frozen = session.make_reference(BASE, plain, folder, "bf16", "cpu")
+    frozen = make_reference(BASE, plain, folder, "bf16", "cpu")
     both = [score_responses(policy, TOKEN_ROWS, 1000).logp for policy in (plain, frozen)]
     assert torch.equal(*both)
     assert stored(frozen) < stored(plain)
@@ -131,7 +132,7 @@ def stored(policy) -> int:
 def test_the_reference_is_estimated_as_it_is_stored(family, precision, tmp_path):
     policy = make_policy(family)
     policy.save(tmp_path)
-    frozen = session.make_reference(BASE, policy, str(tmp_path), precision, "cpu")
+    frozen = make_reference(BASE, policy, str(tmp_path), precision, "cpu")
     model = empty_model(policy.model.config, family)
     ours = estimate(BASE, model, 1, precision, gpu_bytes=0)
     assert ours.reference == stored(frozen)

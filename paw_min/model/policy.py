@@ -264,25 +264,3 @@ def switch_dropout_off(config) -> None:
     for name, value in vars(config).items():
         if isinstance(value, float) and "drop" in name:
             setattr(config, name, 0.0)
-
-
-def freeze(policy: Policy) -> Policy:
-    """A policy that is not trained, in place.
-
-    Weights that a bf16 pass rounds anyway are stored in bf16: no log-probability changes, and they
-    take half the memory.
-    """
-    if policy.precision == "bf16":
-        for layer in rounded_layers(policy.model):
-            layer.to(torch.bfloat16)
-    return policy.requires_grad_(False)
-
-
-def rounded_layers(model) -> list[torch.nn.Module]:
-    """Layers whose weights a bf16 pass rounds to bf16, in whatever type they are stored.
-
-    A tied head is not one of them, since its embeddings are not rounded.
-    """
-    head = model.get_output_embeddings()
-    tied = head.weight is model.get_input_embeddings().weight
-    return [*lora.linear_layers(model).values(), *([] if tied else [head])]

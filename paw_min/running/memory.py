@@ -25,8 +25,8 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.head import TILE
-from paw_min.model.policy import rounded_layers
 from paw_min.model.published import empty_model, load_config, load_errors
+from paw_min.model.reference import rounded_layers
 
 ERROR = "-5 to +23 %"  # the measured error of the estimated peak (research/bench/README.md)
 ROOM = 1.2  # the reference stays on a GPU that has this times the estimate

@@ -28,8 +28,9 @@ from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora, vllm_sampler
 from paw_min.model.chat import turn_text
-from paw_min.model.policy import Policy, freeze, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.probe import check_start
+from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler
 from paw_min.model.shard import shard_policy
 from paw_min.model.vllm_sampler import VLLMSampler
@@ -88,19 +89,9 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     weights = start_folder if cfg.lora_rank else str(checkpoint or start_folder)
     # A sleeping vLLM must be closed whatever happens, even if this start fails.
     with closing(make_sampler(cfg, weights, precision)) as sampler:
-        policy = load_policy(weights, cfg.temperature, device, precision)
-        if cfg.lora_rank:
-            lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
-        if cfg.algo == "ppo" and not eval_only:
-            policy.critic = load_critic(start_folder, policy)
-        if cfg.grad_checkpointing:
-            policy.model.gradient_checkpointing_enable()
-            if policy.critic:
-                policy.critic.decoder.gradient_checkpointing_enable()
-        if cfg.shard:
-            shard_policy(policy)
-        # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
-        policy.train(not eval_only)
+        policy = load_trained(
+            cfg, weights, start_folder, checkpoint, precision, device, eval_only
+        )
         # The optimizer comes after sharding, which replaces the parameters.
         optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
         check_start(cfg, policy, sampler)
@@ -171,6 +162,29 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, cfg.seed)
 
 
+def load_trained(
+    cfg: Config, weights: str, start_folder: str, checkpoint: Path | None, precision: str,
+    device: str, eval_only: bool,
+) -> Policy:
+    """The policy as it is trained: with adapters, PPO's critic, and sharded.
+
+    weights: its model. start_folder: that of the critic. checkpoint: of the adapters.
+    """
+    policy = load_policy(weights, cfg.temperature, device, precision)
+    if cfg.lora_rank:
+        lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
+    if cfg.algo == "ppo" and not eval_only:
+        policy.critic = load_critic(start_folder, policy)
+    if cfg.grad_checkpointing:
+        policy.model.gradient_checkpointing_enable()
+        if policy.critic:
+            policy.critic.decoder.gradient_checkpointing_enable()
+    if cfg.shard:
+        shard_policy(policy)
+    # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
+    return policy.train(not eval_only)
+
+
 def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optimizer:
     """AdamW over the policy, or its adapters, and PPO's critic."""
     policy_parameters = [p for p in policy.model.parameters() if p.requires_grad]
@@ -179,20 +193,6 @@ def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optim
         critic_parameters = list(policy.critic.parameters())
         groups.append({"params": critic_parameters, "lr": LR_FACTOR * lr})
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), weight_decay=WEIGHT_DECAY)
-
-
-def make_reference(
-    cfg: Config, policy: Policy, folder: str, precision: str, device: str
-) -> Policy | None:
-    """The frozen start model of the KL term; None without one.
-
-    device: where it is between its passes, one per update (update.reference_logp).
-    """
-    if cfg.kl_coef == 0:
-        return None
-    if cfg.lora_rank:
-        return policy  # its adapters are off in the reference's passes
-    return freeze(load_policy(folder, cfg.temperature, "cpu", precision)).to(device)
 
 
 def start_model(cfg: Config) -> str:

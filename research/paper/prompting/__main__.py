@@ -79,7 +79,7 @@ def find_presets(options: Namespace) -> dict[str, dict]:
     presets = {size: known[size] for size in ("tiny", "paper")}
     if options.agent != "plain":
         for size, limit in TRAJECTORY_TOKENS.items():
-            presets[size] |= {"max_prompt_tokens": limit}
+            presets[size] = presets[size] | {"max_prompt_tokens": limit}
     return dict(reversed(presets.items())) if options.endpoint else presets
 
 
