@@ -32,6 +32,7 @@ from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
 from research.objective import mask as objective_mask
 from research.objective import study as objective_study
+from research.one_file_runs import KEY, in_world
 from research.scienceworld import study as scienceworld_study
 from research.study import (
     Measure,
@@ -102,8 +103,8 @@ def front() -> str:
     in_locks, in_package, in_engine, in_words = (
         read_runs(study.RUNS) for study in (locks_study, locks_package, hidden_study, boxes_study)
     )
-    in_worlds = read_runs(locks_worlds.RUNS, locks_worlds.KEY)
-    serials, large = (locks_worlds.in_world(world, in_worlds) for world in ("serials", "large"))
+    in_worlds = read_runs(locks_worlds.RUNS, KEY)
+    serials, large = (in_world(world, in_worlds) for world in ("serials", "large"))
     exact, trained = (end, area), (training_end, training_area)
     ours = ["grpo", "paw", "placebo"]
     rows = [
@@ -151,7 +152,7 @@ def package() -> str:
 
 
 def worlds(name: str) -> str:
-    return locks_worlds.tables(read_runs(locks_worlds.RUNS, locks_worlds.KEY))[name]
+    return locks_worlds.tables(read_runs(locks_worlds.RUNS, KEY))[name]
 
 
 def hidden(kind: str, suffix: str = "") -> str:

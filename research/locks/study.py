@@ -3,24 +3,20 @@
     python -m research.locks.study run      trains what runs.jsonl does not have yet
     python -m research.locks.study table    prints the tables, draws curves.png
 
-A run takes 14 s of CPU. An arm replaces a function of one_file or hands it another world; the file
-itself has no setting for any of this.
+A run takes 14 s of CPU.
 """
 
-import copy
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from examples import one_file
-from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world
+from examples.one_file import Arm, World, make_arms, make_world
 from research import study
+from research.one_file_runs import Cell, material
 from research.panels import draw_success
 
 FOLDER = Path(__file__).parent
@@ -97,25 +93,6 @@ def own_materials(seed: int) -> World:
 # ---- the arms ----
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One arm in one world."""
-
-    arm: Arm
-    make_world: Callable[[int], World] = make_world
-    # Functions of one_file by name -> the one to use instead. A run gets a copy of its own, because
-    # an Alternating counts (a copy of a function is the function).
-    instead: dict[str, Callable] = field(default_factory=dict)
-    size: Size = Size()
-
-    def run(self, seed: int) -> list[Evaluation]:
-        torch.set_num_threads(1)
-        with ExitStack() as replaced:
-            for function, other in self.instead.items():
-                replaced.enter_context(patch.object(one_file, function, copy.copy(other)))
-            return one_file.run(seed, self.arm, self.make_world(seed), self.size)
-
-
 PARTS = {
     "content-free": Cell(replace(PAW, placebo=True), instead={"shuffled": content_free}),
     "alpha 1": Cell(replace(PAW, alpha=1.0)),
@@ -154,11 +131,6 @@ def train(job: tuple[str, int]) -> dict:
 
 
 # ---- tables ----
-
-
-def material(run: dict) -> float:
-    """p(material) at the end."""
-    return run["material"][-1]
 
 
 def levels(runs: study.Runs, arm: str) -> list[str]:

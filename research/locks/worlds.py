@@ -7,7 +7,6 @@ A run takes 2 to 6 s of CPU. All arms of a seed share one warm start. (Training 
 by vmap, was tried: a step of 16 arms cost as much as 16 steps.)
 """
 
-import copy
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from examples import one_file
-from examples.one_file import Arm, Evaluation, Size, World
+from examples.one_file import Arm, Size, World
 from examples.three_worlds import (
     CE,
     DIGITS,
@@ -31,7 +30,8 @@ from examples.three_worlds import (
 )
 from paw_min.running.plot import plt
 from research import study
-from research.locks.study import Cell, levels, lowest_alpha
+from research.locks.study import levels, lowest_alpha
+from research.one_file_runs import KEY, Cell, in_world, measured, noise, shared_warm_start
 from research.panels import Curves, named, panel_success, styles_of
 
 FOLDER = Path(__file__).parent
@@ -137,22 +137,7 @@ for name, (size, names) in BETWEEN.items():
 
 # ---- runs ----
 
-KEY = ("world", "arm", "seed")
 predict = one_file.predict
-warm_start = one_file.warm_start
-STARTS = {}  # (world, seed, size) -> weights, state of the tasks' generator, the world
-
-
-def shared_warm_start(model, world: World, rng: random.Random, size: Size) -> None:
-    """one_file.warm_start, once for all arms of a seed."""
-    key = (type(world), world.seed, size)
-    if key not in STARTS:
-        warm_start(model, world, rng, size)
-        STARTS[key] = copy.deepcopy((model.state_dict(), rng.getstate(), vars(world)))
-    weights, state, facts = copy.deepcopy(STARTS[key])
-    model.load_state_dict(weights)
-    rng.setstate(state)
-    vars(world).update(facts)
 
 
 def noise_share(logp: Tensor, arm: Arm) -> float:
@@ -178,17 +163,7 @@ def train(job: tuple[str, str, int]) -> dict:
     return {"world": world, "arm": arm, "seed": seed} | study.columns(curve)
 
 
-def measured(point: Evaluation) -> dict[str, float]:
-    """What a line has of an evaluation."""
-    return {name: getattr(point, name) for name in ("success", "material", "noise")}
-
-
 # ---- tables ----
-
-
-def in_world(world: str, runs: dict[tuple[str, str, int], dict]) -> study.Runs:
-    """The runs of one world."""
-    return {(arm, seed): run for (where, arm, seed), run in runs.items() if where == world}
 
 
 def measure_in(world: str) -> study.Measure:
@@ -213,11 +188,6 @@ QUESTIONS = [  # number, world, a, b, what the protocol expects of a - b
     (5, "corridors", "echo 0.05", "paw", "0 in the interval, or above"),
     (5, "polish", "echo 0.05", "paw", "0 in the interval, or above"),
 ]
-
-
-def noise(run: dict) -> float:
-    """p(noise) at the end."""
-    return run["noise"][-1]
 
 
 def tables(runs: dict[tuple[str, str, int], dict]) -> dict[str, str]:

@@ -15,9 +15,8 @@ from examples import one_file
 from examples.one_file import MATERIALS, TOOLS, Arm, Evaluation, Size, World, make_world
 from examples.three_worlds import NAMES, SMALL
 from research import study
-from research.locks.study import Cell, material
-from research.locks.worlds import KEY, in_world
 from research.objective.study import ARMS as CANDIDATES
+from research.one_file_runs import KEY, Cell, in_world, material
 
 FOLDER = Path(__file__).parent
 RUNS = FOLDER / "mask.jsonl"

@@ -17,8 +17,16 @@ from examples.one_file import Arm, cross_entropy
 from examples.three_worlds import ECHO, GRPO, PAW
 from research import study
 from research.board.__main__ import WORLDS
-from research.locks.study import Cell, material
-from research.locks.worlds import KEY, in_world, measure_in, measured, noise, shared_warm_start
+from research.locks.worlds import measure_in
+from research.one_file_runs import (
+    KEY,
+    Cell,
+    in_world,
+    material,
+    measured,
+    noise,
+    shared_warm_start,
+)
 
 SEEDS = range(6100, 6116)
 CANDIDATES = ["probable 0.03 x0.05, all", "gce 0.5 x0.05, all"]
