@@ -8,7 +8,7 @@ import pytest
 
 from paw_min import advantages, losses, ppo, update
 from paw_min.base.errors import UserError, command_line
-from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
+from paw_min.config import FREE_TO_CHANGE, Config, flag, parse_args, settings
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.running.config_json import differences, public
 from paw_min.running.session import WEIGHT_DECAY, described_data, find_tasks, open_session
@@ -112,16 +112,6 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
         find_tasks(replace(cfg, data=url))
     shown += [described_data(cfg), str(error.value), command_line(["--data", url])]
     assert "ss@" not in " ".join(shown)
-
-
-@pytest.mark.parametrize("env", NAMES)
-def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
-    first, *others = presets_of(env)
-    assert first == "tiny" and {"paper", "24gb", "80gb"} <= {*others}
-    for preset in presets_of(env).values():
-        check(Config(**{"env": env} | preset))
-    cfg = parse(env=env)
-    assert cfg.name == f"{env}-tiny-grpo-paw-seed0" and not cfg.model and cfg.paw
 
 
 # ---- bounds ----

@@ -1,5 +1,6 @@
 """The tasks of the examples: training and held-out ones differ, and the seed decides them."""
 
+import json
 import random
 
 import pytest
@@ -21,14 +22,16 @@ def test_held_out_tasks_are_not_trained_on_and_the_seed_draws_all(example, data)
     assert set(one.train) != set(other.train) and set(one.held_out) != set(other.held_out)
 
 
-def test_the_games_of_hidden_are_those_of_its_seed(tmp_path, monkeypatch):
+def test_the_games_of_hidden_are_those_of_its_seed_and_have_one_grammar(tmp_path, monkeypatch):
     monkeypatch.setattr(hidden, "ROUNDS", 1)  # fewer files
     written = {}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         hidden.write_games(tmp_path / name, seed)
-        tasks = hidden.load(Config(), str(tmp_path / name))
+        tasks = hidden.load(Config(env="hidden"), str(tmp_path / name))
+        assert (len(tasks.train), len(tasks.held_out)) == (64, 32)
         games = [[open(path).read() for path in part] for part in (tasks.train, tasks.held_out)]
         assert not set(games[0]) & set(games[1])
+        assert len({json.loads(game)["grammar"] for part in games for game in part}) == 1
         written[name] = games
     assert hidden.make_pairs(1) == hidden.make_pairs(1) != hidden.make_pairs(2)
     assert written["a"] == written["b"] != written["c"]

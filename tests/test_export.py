@@ -38,25 +38,24 @@ def test_a_folder_with_files_stays_as_it_is(finished, tmp_path):
         export.main([str(tmp_path / "nothing"), "--out", "nowhere"])
 
 
-def test_scaled_rotary_embeddings_have_their_old_names(tmp_path):
-    path = tmp_path / "config.json"
-    scaling = {"rope_type": "llama3", "factor": 8.0}
-    path.write_text(json.dumps({"rope_parameters": scaling | {"rope_theta": 5e5}}))
-    export.add_old_names(path)
-    config = json.loads(path.read_text())
-    assert (config["rope_theta"], config["rope_scaling"]) == (5e5, scaling)
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
 
 
-def test_rotary_embeddings_that_only_some_layers_scale_have_their_old_names(tmp_path):
-    """Gemma 3 and OLMo 3. Read by transformers 4.57.3, the logits of both were equal, once."""
+@pytest.mark.parametrize("parameters, old", [
+    (LLAMA_3 | {"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": LLAMA_3}),
+    (
+        {"full_attention": LINEAR | {"rope_theta": 1e6},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+        {"rope_theta": 1e6, "rope_scaling": LINEAR, "rope_local_base_freq": 1e4},
+    ),
+], ids=["all layers", "some layers"])
+def test_scaled_rotary_embeddings_have_their_old_names(tmp_path, parameters, old):
+    """Gemma 3 and OLMo 3 scale them in some layers only.
+
+    Read by transformers 4.57.3, the logits of both were equal, once.
+    """
     path = tmp_path / "config.json"
-    scaling = {"rope_type": "linear", "factor": 8.0}
-    parameters = {
-        "full_attention": scaling | {"rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    }
     path.write_text(json.dumps({"rope_parameters": parameters}))
     export.add_old_names(path)
-    config = json.loads(path.read_text())
-    assert (config["rope_theta"], config["rope_scaling"]) == (1e6, scaling)
-    assert config["rope_local_base_freq"] == 1e4 and config["rope_parameters"] == parameters
+    assert json.loads(path.read_text()) == old | {"rope_parameters": parameters}

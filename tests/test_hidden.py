@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from examples import hidden
-from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import load_policy
 from research.hidden import study
@@ -77,18 +76,6 @@ def test_worlds():
     kinds = [kind for pair in pairs["train"] for kind in pair]
     assert {kinds.count(kind) for kind in hidden.KINDS} == {hidden.ROUNDS}
     assert not set(pairs["train"]) & set(pairs["held_out"])
-
-
-def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
-    monkeypatch.setattr(hidden, "ROUNDS", 1)  # fewer files
-    hidden.write_games(tmp_path, SEED)
-    tasks = hidden.load(Config(env="hidden"), str(tmp_path))
-    assert (len(tasks.train), len(tasks.held_out)) == (64, 32)
-    grammars = set()
-    for path in tasks.train + tasks.held_out:
-        with open(path) as file:
-            grammars.add(json.load(file)["grammar"])
-    assert len(grammars) == 1
 
 
 def test_what_a_model_knows_of_the_materials(tmp_path, monkeypatch):

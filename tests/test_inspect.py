@@ -373,6 +373,13 @@ def test_the_first_screen_has_the_observation_and_no_row_of_squares_is_cut(brows
             browser.run(f"show({k})")
             lowest, keys = browser.run(ENDS)
             assert lowest < keys
+    # On a phone, the stored page opens with the observation in the colors of before training.
+    browser.open(file)
+    browser("Emulation.setDeviceMetricsOverride", width=390, height=844, mobile=False,
+            deviceScaleFactor=1)
+    lowest = """Math.max(...[...document.querySelector('#observation').children[0]
+        .querySelectorAll('[data-i]')].map(span => span.getBoundingClientRect().bottom))"""
+    assert 0 < browser.run(lowest) < browser.run("$('readout').getBoundingClientRect().top")
 
 
 @pytest.mark.slow
@@ -388,16 +395,6 @@ def test_the_stored_page(browser):
     assert counts(browser)["teach-before"] > 0 and len(text) < 400_000
     choose(browser, "rho", 0)
     assert counts(browser)["teach-before"] == 0
-
-
-@pytest.mark.slow
-def test_on_a_phone_the_first_screen_has_the_observation_of_before(browser):
-    browser.open(Path(__file__).parent.parent / "research/runs/page.html")
-    browser("Emulation.setDeviceMetricsOverride", width=390, height=844, mobile=False,
-            deviceScaleFactor=1)
-    lowest = """Math.max(...[...document.querySelector('#observation').children[0]
-        .querySelectorAll('[data-i]')].map(span => span.getBoundingClientRect().bottom))"""
-    assert 0 < browser.run(lowest) < browser.run("$('readout').getBoundingClientRect().top")
 
 
 def test_a_token_that_the_tokenizer_does_not_know(tmp_path, games_root):

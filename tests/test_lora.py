@@ -153,17 +153,6 @@ def test_the_policy_without_adapters_is_the_reference_bit_for_bit(precision):
     assert all(torch.equal(weights[name], same_weights[name]) for name in weights)
 
 
-def test_recomputed_activations_change_no_gradient():
-    both = []
-    for checkpointing in (False, True):
-        policy = with_adapters(make_policy())
-        if checkpointing:
-            policy.model.gradient_checkpointing_enable()
-        policy.train()
-        both.append(gradients(policy, Config(**SETTINGS)))
-    assert both[0] and all(torch.equal(both[0][name], both[1][name]) for name in both[0])
-
-
 @pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path):
     """With PPO, whose critic is saved beside the adapter."""

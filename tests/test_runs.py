@@ -59,15 +59,21 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_gradient_checkpointing_is_on_where_it_is_asked_for(config, recompute):
-    """transformers leaves it off outside of training mode, without a word."""
+@pytest.mark.parametrize("rank", [0, 4])
+def test_gradient_checkpointing_is_on_where_it_is_asked_for(config, recompute, rank):
+    """transformers leaves it off outside of training mode, without a word.
+
+    Adapters then get no gradient from a backward pass that recomputes the other way (reentrant).
+    """
     passes = []
-    with session.open_session(config(grad_checkpointing=recompute)) as s:
+    with session.open_session(config(grad_checkpointing=recompute, lora_rank=rank)) as s:
         layer = s.policy.model.get_decoder().layers[0]
         layer.mlp.register_forward_pre_hook(lambda *_: passes.append(1))
         batch = collate([TokenRow([3, 9, 10], [5, 6], [])], [False], s.policy.pad_id)
         s.policy(batch)[0].sum().backward()
+        trained = layer.mlp.up_proj.lora_B["default"] if rank else layer.mlp.up_proj
     assert len(passes) == 1 + recompute
+    assert trained.weight.grad.any()
 
 
 def test_ranks_that_see_different_checkpoints_are_refused(config, monkeypatch):
@@ -237,7 +243,7 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     path = finished / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"save_every": 2}))
     with open(finished / "metrics.jsonl", "a") as file:
-        file.write('{"update": 2}\n')
+        file.write('{"update": 2}\n{"update": 3, "succ')
     assert restore(runs.Run(config(save_every=1)), *policy) == 0
     assert [line["update"] for line in runs.read_metrics(finished)] == [0]
     assert json.loads(path.read_text())["save_every"] == 1

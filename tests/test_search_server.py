@@ -100,15 +100,11 @@ def test_a_dense_server(tmp_path, monkeypatch):
             search_server.load(search_server.parse_args(wrong))
 
 
-def test_a_server_that_cannot_start(tmp_path, corpus):
+def test_a_port_that_is_taken(corpus):
     with search_server.listen("127.0.0.1", 0) as other:
         taken = other.getsockname()[1]
-        for file, host, port, sentence in (
-            (tmp_path / "none.jsonl", "127.0.0.1", 0, "none.jsonl does not exist"),
-            (corpus, "127.0.0.1", taken, f"port {taken} of 127.0.0.1 cannot be opened"),
-        ):
-            with pytest.raises(UserError, match=sentence):
-                search_server.main(["--corpus", str(file), "--host", host, "--port", str(port)])
+        with pytest.raises(UserError, match=f"port {taken} of 127.0.0.1 cannot be opened"):
+            search_server.main(["--corpus", str(corpus), "--port", str(taken)])
 
 
 @pytest.mark.parametrize("flag", ["--corpus", "--index", "--encoder", "--corpsu", "--port"])

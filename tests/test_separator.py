@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from examples.multi_step import with_later_observations
 from paw_min.base.errors import UserError
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.chat import turn_text
@@ -71,11 +70,3 @@ def test_separators_count_in_the_budget():
     rows = [replace(PLAIN, separator_ids=[12] * 90), PLAIN]
     batches = micro_batches(make_policy(), rows, [0, 1], [True, True], budget=100)
     assert [len(batch.index) for batch in batches] == [1, 1]
-
-
-def test_multi_step_keeps_the_separators_between():
-    later = TokenRow([3], [6, 1], [9], separator_ids=[12])
-    longer = with_later_observations([SEPARATED, later], [0, 0], 2)
-    assert longer[0].obs_ids == [8, 9, 10, 11, 6, 1, 12, 9]
-    assert longer[0].given == [4, 5, 6]
-    assert longer[0].separator_ids == [12, 13]

@@ -66,6 +66,10 @@ def test_the_next_observations_follow_with_the_actions_between_as_context():
     interleaved = with_later_observations(THREE, [0, 1, 0], 2)
     assert interleaved[0].obs_ids == [15, 30, 31, 35]
     assert with_later_observations(THREE, [0, 0, 0], 1) == THREE
+    separated = [replace(row, separator_ids=[7, 8]) for row in THREE]
+    first = with_later_observations(separated, [0, 0, 0], 2)[0]
+    assert first.obs_ids == [15, 20, 21, 7, 8, 25] and first.given == [1, 2, 3, 4]
+    assert first.separator_ids == [7, 8]
     empty = [THREE[0], TokenRow([1], [7], []), THREE[2]]  # as after an invalid search
     assert [r.obs_ids for r in with_later_observations(empty, [0, 0, 0], 3)] == [[15], [], [35]]
 

@@ -111,15 +111,6 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     assert a.read_bytes() == b.read_bytes()
 
 
-def test_a_line_that_was_cut_off_is_dropped(config, finished):
-    path = finished / "metrics.jsonl"
-    before = runs.read_metrics(finished)
-    path.write_text(path.read_text() + '{"update": 2, "succ')
-    assert runs.read_metrics(finished) == before
-    train.train(config(updates=2))
-    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
-
-
 def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monkeypatch, capsys):
     """One of four in update 2, all in update 3. The one that is left of a group learns nothing."""
     rollout = train.rollout
