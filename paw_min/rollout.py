@@ -123,6 +123,33 @@ class _Seat:
     text: str = ""  # the response, decoded
     command: Command | None = None
 
+    def transition(self, step: Step, separator_ids: list[int], obs_ids: list[int]) -> Transition:
+        """(h_t, a_t, r_t, o_{t+1}) of the current step, which `step` has answered."""
+        return Transition(
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response.ids,  # sampled ids: decoding may change them
+            separator_ids=separator_ids,
+            obs_ids=obs_ids,
+            response_logps=self.response.logps,
+            reward=step.reward,
+            valid=self.command.valid,
+            observation=self.context.observation,
+            group=self.episode.group,
+            trajectory=self.episode.trajectory,
+            admissible=self.context.admissible,
+            response=self.text,
+            command=self.command.text,
+            next_observation=step.observation,
+        )
+
+    def advance(self, step: Step) -> None:
+        """Make o_{t+1} the state to act in; the current step belongs to the history."""
+        context = self.context
+        context.history.append(Turn(context.observation, self.command.text))
+        context.responses.append(self.text)
+        context.observation = step.observation
+        context.admissible = step.admissible
+
 
 class _Player:
     """The state of one rollout: which episode is in which slot, and the requests to generate.
@@ -130,10 +157,10 @@ class _Player:
     The life of a seat, and the data that go in and come out:
 
         begin         task       -> pool.reset
-        on_reset      Step o_0   -> Context                                        -> request
+        on_answer     Step o_0   -> Context                                        -> request
         request       Context    -> prompt h_t -> Request                          -> sampler
         on_response   Response   -> Command a_t                                    -> pool.step
-        on_step       Step o_t+1 -> Transition (h_t, a_t, r_t, o_t+1), new Context -> request, or
+        on_answer     Step o_t+1 -> Transition (h_t, a_t, r_t, o_t+1), new Context -> request, or
         end                         the episode is over: begin with the next one
     """
 
@@ -196,21 +223,18 @@ class _Player:
             # the whole episode out: its return is unknown.
             seat.episode.failed = step.failed
             self.end(slot)
-        elif seat.context is None:
-            self.on_reset(seat, step)
+        elif seat.context is None:  # the reset's answer, o_0
+            seat.episode.instruction = step.task
+            seat.episode.task_type = step.task_type
+            seat.context = Context(step.task, step.observation, step.admissible)
             self.request(slot)
         else:
-            self.on_step(seat, step)
+            self.record(seat, step)
+            seat.advance(step)
             if step.done or len(seat.episode.transitions) == self.cfg.max_turns:
                 self.end(slot)
             else:
                 self.request(slot)
-
-    def on_reset(self, seat: _Seat, step: Step) -> None:
-        """The first observation of an episode."""
-        seat.episode.instruction = step.task
-        seat.episode.task_type = step.task_type
-        seat.context = Context(step.task, step.observation, step.admissible)
 
     def end(self, slot: int) -> None:
         """The episode in this slot is over; the slot gets the next one."""
@@ -221,17 +245,27 @@ class _Player:
     def request(self, slot: int) -> None:
         """Queue the request for the next response of a slot."""
         seat = self.seats[slot]
-        seat.prompt_ids = self.prompt(seat.context)
+        # h_t is one user message, rendered anew in every step. Only the last history_length steps
+        # are shown, so a prompt does not grow with the episode.
+        ids = self.policy.encode_chat(self.render(seat.context, self.cfg.history_length))
+        limit = self.cfg.max_prompt_tokens
+        if len(ids) > limit:
+            if not self.benchmark.cut_prompts:
+                raise UserError(
+                    f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens={limit}: raise "
+                    "--max-prompt-tokens."
+                )
+            self.metrics["prompts_cut"] += 1
+            ids = ids[-limit:]  # loses the beginning, which states the task
+        seat.prompt_ids = ids
         # A seed of its own for each response: what is drawn does not depend on which requests
         # happen to share a batch.
         turn = len(seat.episode.transitions)
         seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
         self.queue.append(Request(slot, seat.prompt_ids, seed))
 
-    def on_step(self, seat: _Seat, step: Step) -> None:
-        """Record (h_t, a_t, r_t, o_{t+1}), and make o_{t+1} the state to act in."""
-        episode = seat.episode
-        context = seat.context
+    def record(self, seat: _Seat, step: Step) -> None:
+        """Add (h_t, a_t, r_t, o_{t+1}) to the episode."""
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
         # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
@@ -243,44 +277,6 @@ class _Player:
         limit = min(self.cfg.max_obs_tokens, max(0, self.policy.positions - used))
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         self.metrics["responses_cut"] += seat.response.cut
-        transition = Transition(
-            prompt_ids=seat.prompt_ids,
-            response_ids=seat.response.ids,  # sampled ids: decoding may change them
-            separator_ids=separator_ids,
-            obs_ids=obs_ids[:limit],
-            response_logps=seat.response.logps,
-            reward=step.reward,
-            valid=seat.command.valid,
-            observation=context.observation,  # o_t, before it is replaced below
-            group=episode.group,
-            trajectory=episode.trajectory,
-            admissible=context.admissible,
-            response=seat.text,
-            command=seat.command.text,
-            next_observation=step.observation,
-        )
-        episode.transitions.append(transition)
-        episode.score = step.score
-        episode.won = step.done and step.won
-
-        # From here on, the context is that of the next step: this one belongs to its history.
-        context.history.append(Turn(context.observation, seat.command.text))
-        context.responses.append(seat.text)
-        context.observation = step.observation
-        context.admissible = step.admissible
-
-    def prompt(self, context: Context) -> list[int]:
-        """h_t as token ids: one user message, rendered anew from the context in every step."""
-        cfg = self.cfg
-        # Only the last history_length steps are shown, so a prompt does not grow with the episode.
-        message = self.render(context, cfg.history_length)
-        ids = self.policy.encode_chat(message)
-        if len(ids) > cfg.max_prompt_tokens:
-            if not self.benchmark.cut_prompts:
-                raise UserError(
-                    f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
-                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens."
-                )
-            self.metrics["prompts_cut"] += 1
-            ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task
-        return ids
+        seat.episode.transitions.append(seat.transition(step, separator_ids, obs_ids[:limit]))
+        seat.episode.score = step.score
+        seat.episode.won = step.done and step.won
