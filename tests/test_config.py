@@ -107,7 +107,7 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     stored = public(cfg)[name]
     assert stored.startswith("http://***@host") and "ss" not in stored
     # A run that was begun by an older version has stored it.
-    shown = differences(asdict(cfg), replace(cfg, **{name: ""}))
+    shown = differences(cfg, replace(cfg, **{name: ""}))
     with pytest.raises(UserError) as error:
         find_tasks(replace(cfg, data=url))
     shown += [described_data(cfg), str(error.value), command_line(["--data", url])]

@@ -108,8 +108,8 @@ def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
     assert cfg.name == plain.name.replace("-grpo-paw-", f"-grpo-{dashed}-") != plain.name
     own = file.SETTINGS | {"learn": method.__name__, "name": cfg.name}
     assert asdict(cfg) == asdict(plain) | own
-    assert differences(asdict(plain), cfg)[0] == "learn 'learn_jointly'"
-    assert differences(asdict(cfg), plain)[0] == f"learn '{method.__name__}'"
+    assert differences(plain, cfg)[0] == "learn 'learn_jointly'"
+    assert differences(cfg, plain)[0] == f"learn '{method.__name__}'"
     with pytest.raises(UserError, match="^--no-paw leaves this method no world model"):
         parse_args(env, presets, "", ["--no-paw"])
 

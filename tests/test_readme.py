@@ -6,7 +6,6 @@ it is worded.
 
 import ast
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 
 from paw_min.config import parse_args
 from paw_min.envs.benchmarks import presets_of
-from paw_min.running.config_json import differences
+from paw_min.running.config_json import differences, read_config
 from paw_min.running.runs import read_metrics
 from research.paper import sweep
 from research.paper.grids import GRIDS
@@ -244,7 +243,7 @@ def test_the_stored_configs_are_those_of_the_presets():
         env, *_, seed = folder.name.split("-")
         argv = ["--seed", seed[4:]] + ["--no-paw"] * ("-paw-" not in folder.name)
         cfg, _ = parse_args(env, presets_of(env), "", argv)
-        assert differences(json.loads((folder / "config.json").read_text()), cfg) == []
+        assert differences(read_config(folder / "config.json"), cfg) == []
         assert cfg.name == folder.name
 
 

@@ -37,9 +37,9 @@ def from_stored(stored: dict) -> Config:
     return parse_as(json.dumps(stored).encode(), Config)
 
 
-def differences(stored: dict, cfg: Config) -> list[str]:
+def differences(stored: Config, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
-    old = public(from_stored(stored))
+    old = public(stored)
     flags = {f.name for f in settings()}
     free = {*FREE_TO_CHANGE}
     if not (old["paw"] or cfg.paw):

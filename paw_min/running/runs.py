@@ -39,7 +39,7 @@ from paw_min.base.files import (
 )
 from paw_min.config import Config
 from paw_min.running import track
-from paw_min.running.config_json import differences, from_stored, public
+from paw_min.running.config_json import differences, public, read_config
 
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 
@@ -54,26 +54,19 @@ class Run:
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
-        self.saved_every = cfg.save_every  # the interval so far; the new one holds from now on
         if distributed.rank() > 0:
             return
-        path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock_folder(self.folder, "--name")
-        self.is_trained = bool(read_metrics(self.folder) or self.checkpoint())
-        if path.exists() or self.is_trained:
-            with reading(path):  # it may be that of a model, or of another program
-                stored = json.loads(path.read_text())
-                self.saved_every = from_stored(stored).save_every
-        if self.is_trained:
-            if changed := differences(stored, cfg):
-                raise UserError(
-                    f"{self.folder} belongs to a run with {', '.join(changed)}: "
-                    "repeat those settings to resume it, or choose another --name."
-                )
-        else:
+        self.before = stored_run(self.folder)  # the settings until now
+        if self.before is None:
             self.write_settings()
+        elif changed := differences(self.before, cfg):
+            raise UserError(
+                f"{self.folder} belongs to a run with {', '.join(changed)}: "
+                "repeat those settings to resume it, or choose another --name."
+            )
 
     def write_settings(self) -> None:
         self.write("config.json", json.dumps(public(self.cfg), indent=2) + "\n")
@@ -137,19 +130,15 @@ class Run:
         """
         if distributed.rank() > 0:
             return
-        if self.is_trained:
-            self.check_world(said)
         lines = read_metrics(self.folder)
-        if not done and lines and lines[-1]["update"] > self.saved_every:
-            raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
-        if done and done not in [line["update"] for line in lines]:
-            console.say(f"{self.folder}/metrics.jsonl has no line of update {done}, that of the "
-                        "checkpoint: the run continues without the lines that are lost.")
+        if self.before:
+            self.check_world(said)
+            self.check_metrics(lines, done)
         self.remove_all_but(self.checkpoint())
         kept = [line for line in lines if line["update"] <= done]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.write_settings()
-        if said and not self.is_trained:
+        if said and not self.before:
             self.write("world.json", json.dumps(said, indent=1) + "\n")
         if self.cfg.track != "none":
             self.tracker = track.Tracker(self.cfg, self.folder, kept)
@@ -168,6 +157,14 @@ class Run:
                 raise UserError(f"{self.folder} was trained where the environment said "
                                 f"{old[part]!r}, and now it says {new[part]!r}: choose another "
                                 "--name, or restore the environment and its data.")
+
+    def check_metrics(self, lines: list[dict], done: int) -> None:
+        """UserError if a checkpoint is lost; say so if lines are."""
+        if not done and lines and lines[-1]["update"] > self.before.save_every:
+            raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
+        if done and done not in [line["update"] for line in lines]:
+            console.say(f"{self.folder}/metrics.jsonl has no line of update {done}, that of the "
+                        "checkpoint: the run continues without the lines that are lost.")
 
     def metrics(self) -> list[dict]:  # on every rank
         return distributed.all_gather(read_metrics(self.folder) if distributed.rank() == 0 else [])
@@ -193,6 +190,17 @@ class Run:
     def close(self) -> None:
         if self.tracker:
             self.tracker.close()
+
+
+def stored_run(folder: Path) -> Config | None:
+    """Whose folder is this? The settings of the run that was trained in it; None without one.
+
+    UserError for the config.json of a model or of another program: a new run would overwrite it.
+    """
+    path = folder / "config.json"
+    is_trained = bool(read_metrics(folder) or newest_checkpoint(folder))
+    stored = read_config(path) if is_trained or path.exists() else None
+    return stored if is_trained else None
 
 
 def lock_folder(folder: Path, flag: str) -> FileLock:
