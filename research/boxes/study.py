@@ -42,7 +42,8 @@ ARMS = {
     "probable": ["--wm-scale", "1"],  # examples/probable.py
     "grpo-serials": ["--preset", SERIALS, "--no-paw"],
     "paw-serials": ["--preset", SERIALS],
-    "echo-serials": ["--preset", SERIALS, *ECHO],
+    "echo-serials": ["--preset", SERIALS, *ECHO, "--wm-scale", "0.05"],
+    "echo-1-serials": ["--preset", SERIALS, *ECHO],
     "probable-serials": ["--preset", SERIALS, "--wm-scale", "1"],
     "placebo-serials": ["--preset", SERIALS, "--wm-target", "shuffled"],
     "grpo-natural": ["--no-paw", "--data", "natural"],
