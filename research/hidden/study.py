@@ -141,5 +141,7 @@ def table() -> None:
 
 if __name__ == "__main__":
     # Seed by seed, so that the file has all arms of its seeds.
-    jobs = [(arm + suffix, seed) for suffix in ("-kl", "") for seed in SEEDS for arm in ARMS]
+    jobs = [(f"{arm}-kl", seed) for seed in SEEDS for arm in ARMS]
+    # The protocol has three arms without a KL term.
+    jobs += [(arm, seed) for seed in SEEDS for arm in ("grpo", "paw", "placebo")]
     study.command(__doc__, RUNS, jobs, train, table)
