@@ -12,6 +12,7 @@ import math
 import os
 import re
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from typing import NamedTuple
 
 from paw_min.base.errors import Parser, UserError, masked
 from paw_min.base.files import expanded, is_url
@@ -242,8 +243,26 @@ def check_bounds(chosen, listed: list[Field]) -> None:
 # ---- the command line ----
 
 
+class Choice(NamedTuple):
+    """What a command line chooses."""
+
+    size: str  # the preset of a size, such as tiny
+    methods: list[str]  # at most one: a preset of a method
+    base: dict[str, object]  # settings of these presets
+    given: dict[str, object]  # settings that have a flag on the command line
+
+
 def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, str]:
     """Settings of a run script, and its mode: train, eval-only or dry-run."""
+    args = vars(make_parser(env, presets, doc).parse_args(argv))
+    chosen = choose(env, presets, args)
+    cfg = Config(**chosen.base | chosen.given)
+    check(cfg)
+    complete(cfg, chosen, next(iter(presets)))
+    return cfg, args["mode"]
+
+
+def make_parser(env: str, presets: dict[str, dict], doc: str) -> Parser:
     default = next(iter(presets))
     parser = Parser(usage="%(prog)s [flags]", description=doc)
     # Presets from cli.fork name their own method, so METHODS do not apply.
@@ -262,37 +281,42 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         help="check model and data, print the plan, and exit",
     )
     add_settings(parser, presets, settings(env))
-    args = vars(parser.parse_args(argv))
-    given = given_settings(args, settings(env))
+    return parser
 
+
+def choose(env: str, presets: dict[str, dict], args: dict[str, object]) -> Choice:
+    """Presets and settings of parsed arguments; UserError for two of a kind."""
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
     for kind, names in (("sizes", sizes), ("methods", methods)):
         if len(names) > 1:
             chosen = " ".join(args["preset"])
             raise UserError(f"--preset {chosen} has {len(names)} {kind}: choose one.")
-    size = sizes[0] if sizes else default
-    preset = {"env": env} | presets[size]
+    size = sizes[0] if sizes else next(iter(presets))
+    base = {"env": env} | presets[size]
     for name in methods:
-        preset |= METHODS[name]
+        base |= METHODS[name]
+    given = given_settings(args, settings(env))
     if given.get("algo") == "ppo" and size in PUBLISHED:
         # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
         # WebShop. It has no PPO for search, whose 256 tasks stay.
-        preset |= dict(group_size=1, groups=max(128, preset.get("groups", 0)))
-    cfg = Config(**preset | given)
-    check(cfg)
-    if env == "alfworld" and not cfg.data:
+        base |= dict(group_size=1, groups=max(128, base.get("groups", 0)))
+    return Choice(size, methods, base, given)
+
+
+def complete(cfg: Config, chosen: Choice, default: str) -> None:
+    """Settings that follow from others: the data, the folder, and the name of the run."""
+    if cfg.env == "alfworld" and not cfg.data:
         cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
     # A command whose default is `paper` needs no data: it asks an endpoint (paper/prompting).
-    if size in PUBLISHED and size != default and not cfg.data:
+    if chosen.size in PUBLISHED and chosen.size != default and not cfg.data:
         raise UserError(
-            f"--preset {size} is for published data: give their folder with --data, or use "
+            f"--preset {chosen.size} is for published data: give their folder with --data, or use "
             f"--preset {default} for generated ones."
         )
     cfg.out = str(expanded(cfg.out))
     if not cfg.name:
-        cfg.name = default_name(cfg, size, methods, preset, given)
-    return cfg, args["mode"]
+        cfg.name = default_name(cfg, chosen)
 
 
 def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:
@@ -339,15 +363,14 @@ def defaults_of(f, presets: dict[str, dict]) -> str:
     return f"({'; '.join(texts)})" if texts else ""
 
 
-def default_name(
-    cfg: Config, size: str, methods: list[str], preset: dict, given: dict[str, object]
-) -> str:
+def default_name(cfg: Config, chosen: Choice) -> str:
     """ENV-MODEL-METHOD-CHANGES-SEED, for example alfworld-tiny-grpo-paw-rho=0.1-seed0.
 
     CHANGES are the given settings that differ from the preset and change the numbers of a run,
     except sources of data: a run folder refuses settings that are not its own anyway. Without PaW,
     its settings change none.
     """
+    size, methods, base, given = chosen
     model = size
     if given.get("model") or "/" in cfg.model:  # the preset's stand-in is named by the preset
         *parents, model = cfg.model.rstrip("/").split("/")
@@ -360,11 +383,11 @@ def default_name(
         method += f"-{cfg.learn}".replace("_", "-")
     elif cfg.paw:
         method += f"-{methods[0] if methods else 'paw'}"
-    base = asdict(Config()) | preset
+    before = asdict(Config()) | base
     elsewhere = {"model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE}
     if not cfg.paw:
         elsewhere |= names_of(PAW)
-    changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
+    changed = [key for key in given if key not in elsewhere and given[key] != before[key]]
     changes = [f"{key}={getattr(cfg, key)}".replace("_", "-") for key in changed]
     # If the model has the name of the environment, the name stands once.
     parts = [*dict.fromkeys([cfg.env, model]), method, *changes, f"seed{cfg.seed}"]

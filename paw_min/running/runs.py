@@ -30,13 +30,7 @@ from torch.distributed.checkpoint import state_dict
 
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
-from paw_min.base.files import (
-    reading,
-    remove,
-    replace_text,
-    replacing,
-    writing,
-)
+from paw_min.base.files import reading, remove, replace_text, replacing, writing
 from paw_min.config import Config
 from paw_min.running import track
 from paw_min.running.config_json import differences, public, read_config
@@ -59,7 +53,7 @@ class Run:
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock_folder(self.folder, "--name")
-        self.before = stored_run(self.folder)  # the settings until now
+        self.before = stored_run(self.folder)  # settings so far; None: a new run
         if self.before is None:
             self.write_settings()
         elif changed := differences(self.before, cfg):
