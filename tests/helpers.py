@@ -4,6 +4,7 @@ Fixtures are in conftest.py. Modules for one topic: pools.py, retrieval.py, http
 browser.py, dist_jobs.py, model_kinds.py.
 """
 
+import os
 import random
 import subprocess
 import sys
@@ -36,6 +37,16 @@ from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import standins
 from paw_min.update import learn, prepare
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(*words, cwd=ROOT, env={}, code=0) -> subprocess.CompletedProcess:
+    """The command `python words`, which ends with this code. env: variables besides ours."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 @contextmanager

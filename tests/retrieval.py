@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
+
 TEXTS = [
     '"Hamlet"\nHamlet is a tragedy written by William Shakespeare.',
     '"Rovaniemi"\nRovaniemi is a city in the north of Finland.',

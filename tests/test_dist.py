@@ -4,13 +4,13 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -19,10 +19,9 @@ from paw_min.running import runs
 from paw_min.toy import default_model
 from tests import helpers
 from tests.dist_jobs import CASES, PPO_CASES, ppo_updated, resume, uninterrupted, updated
-from tests.helpers import argv
+from tests.helpers import ROOT, argv, python
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent
 RUNNING = (ROOT / "RUNNING.md").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SMALL = dict(
@@ -160,7 +159,7 @@ def test_vllm_on_sharded_ranks(script, tmp_path):
     tiny = f"--model={default_model('webshop')}"  # the engine needs heads of 32
     flags = [*script, tiny, "--sampler=vllm", "--groups=2", "--max-response-tokens=6",
              "--lora-rank=4", "--eval-tasks=2", "--updates=2"]
-    subprocess.run([sys.executable, *flags, f"--out={tmp_path / 'one'}"], cwd=ROOT, check=True)
+    python(*flags, f"--out={tmp_path / 'one'}")
     finish(start(2, *flags, "--shard", f"--out={tmp_path / 'two'}"))
     one = numbers(tmp_path / "one" / "r")
     two = numbers(tmp_path / "two" / "r")
@@ -185,14 +184,8 @@ def test_two_launchers_are_one_run(script, tmp_path):
     assert len(outputs) == 2
     assert "2 ranks" in outputs[0] and "2 ranks" not in outputs[1]  # one voice
     assert outputs[0].count("held-out success") == 1
-    subprocess.run([sys.executable, *script, f"--out={tmp_path / 'one'}"], cwd=ROOT, check=True)
+    python(*script, f"--out={tmp_path / 'one'}")
     assert same(numbers(tmp_path / "r"), numbers(tmp_path / "one" / "r"))
-
-
-def children(pid: int) -> list[int]:
-    """Processes that `pid` has started, in the order of their numbers."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return sorted(int(child) for task in tasks for child in task.read_text().split())
 
 
 def test_a_killed_rank_ends_the_run_with_a_sentence(script, tmp_path):
@@ -203,9 +196,9 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(script, tmp_path):
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.1)
-    command_lines = {p: Path(f"/proc/{p}/cmdline").read_bytes() for p in children(process.pid)}
-    ranks = [p for p, line in command_lines.items() if b"run_webshop" in line]
-    os.kill(ranks[0], signal.SIGKILL)
+    # torchrun starts rank 0 first, so it has the lowest number.
+    children = sorted(psutil.Process(process.pid).children(), key=lambda child: child.pid)
+    next(child for child in children if "run_webshop" in " ".join(child.cmdline())).kill()
     output = finish(process, code=1)
     assert "another rank exited" in output
     assert "rerun the same command to resume" in output

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.helpers import ROOT
+
 STEPS = 8  # random ones per game
 INVALID = ["", "dance", "LOOK", "go to nowhere 1", "take {o} from {r}", "look\nlook", "  help  "]
 

@@ -18,10 +18,9 @@ from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples
 from paw_min.running.config_json import read_config
 from research.paper import sweep, table, transitions
-from tests.helpers import one_sentence
+from tests.helpers import ROOT, one_sentence
 from world_models.word2world import settings as word2world_settings
 
-ROOT = Path(__file__).parent.parent
 INF = float("inf")
 
 

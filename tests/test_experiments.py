@@ -19,8 +19,6 @@ from research.paper.grids import GRIDS, Arm
 from research.stats import mean_of
 from tests.helpers import SMALL, argv
 
-ROOT = Path(__file__).parent.parent
-
 # --- grids and plans -------------------------------------------------------------------------
 
 

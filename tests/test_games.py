@@ -13,7 +13,6 @@ from paw_min.toy import alfworld_games as games
 from paw_min.toy.alfworld_games import ALFWORLD, TASKS
 from world_models.teachers.alfworld import Expert
 
-ROOT = Path(__file__).resolve().parents[1]
 SPLITS = ("train", "valid_seen", "valid_unseen")
 
 

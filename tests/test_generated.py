@@ -6,19 +6,16 @@ test_games.py has ALFWorld's.
 import errno
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paw_min.base.errors import UserError
 from paw_min.toy import default_model, search_world, webshop_shops
+from tests.helpers import python
 from world_models import teachers
 from world_models.teachers.search import Scholar
 
-ROOT = Path(__file__).parent.parent
 SMALL = {"n_entities": 500, "n_train": 80, "n_test": 20}
 FILES = ["corpus.jsonl", "manifest.json", "test.jsonl", "train.jsonl"]
 
@@ -33,8 +30,7 @@ def digest(folder, files=FILES):
 
 def test_a_shop_does_not_depend_on_the_hash_seed(tmp_path):
     code = "from paw_min.toy import webshop_shops; import sys; webshop_shops.generate(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, tmp_path / "shop"], cwd=ROOT, check=True,
-                   env={**os.environ, "PYTHONHASHSEED": "1"})
+    python("-c", code, tmp_path / "shop", env={"PYTHONHASHSEED": "1"})
     found = digest(tmp_path / "shop", webshop_shops.FILES)
     assert found == digest(webshop_shops.generate(tmp_path / "other"), webshop_shops.FILES)
     assert (webshop_shops.VERSION, found[:32]) == (1, "beb1d214d4d68caf622379d457f2484f"), (

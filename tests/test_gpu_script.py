@@ -5,12 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT, python
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent
 # The test has numbers of its own for these.
 PARITY = {
     "runner": "vLLM V2", "gaps": {"vllm, LoRA": 1e-6}, "gradients": {"Eq. 5": 2e-7},
@@ -65,8 +65,7 @@ def test_a_machine_with_torch_and_transformers_only(tmp_path):
         f"import runpy, sys; sys.modules |= dict.fromkeys({absent.split()!r}); "
         f"sys.argv = {argv!r}; runpy.run_module('research.bench.gpu', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
     assert (tmp_path / "out.json").exists()
 
 

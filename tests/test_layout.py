@@ -2,15 +2,13 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paw_min.envs.benchmarks import NAMES
+from tests.helpers import ROOT, python
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "paw_min"
 
 
@@ -51,9 +49,7 @@ def test_examples_import_nothing_of_research():
 def test_a_benchmark_loads_itself_only(own):
     """With a run script, its own benchmark is imported by name, and no other."""
     code = f"import sys, paw_min.train, paw_min.envs.{own}; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = {name for name in done.stdout.split() if name.startswith("paw_min.")}
+    loaded = {name for name in python("-c", code).stdout.split() if name.startswith("paw_min.")}
     assert {name for name in NAMES if f"paw_min.envs.{name}" in loaded} == {own}
     # WebShop searches with BM25.
     assert any(name.startswith("paw_min.retrieval") for name in loaded) == (own != "alfworld")

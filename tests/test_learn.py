@@ -3,7 +3,6 @@
 import base64
 import errno
 import json
-import os
 import re
 import runpy
 import shlex
@@ -18,9 +17,8 @@ import pytest
 from examples import notebook, one_file, three_worlds
 from paw_min.base.errors import UserError
 from research.board import __main__ as board
-from tests.helpers import one_sentence
+from tests.helpers import ROOT, one_sentence, python
 
-ROOT = Path(__file__).parent.parent
 SOURCE = Path(one_file.__file__).read_text()
 LADDER = (ROOT / "examples/LADDER.md").read_text()
 EXERCISES = (ROOT / "examples/EXERCISES.md").read_text()
@@ -130,10 +128,9 @@ def test_only_its_command_writes_the_notebook(flag, code, tmp_path):
         (folder / name).write_bytes((ROOT / "examples" / name).read_bytes())
     own = json.dumps({"cells": []})  # a reader's work
     (folder / "one_file.ipynb").write_text(own)
-    command = [sys.executable, "-m", "examples.notebook", flag]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # for paw_min; examples are those here
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
-    assert done.returncode == code
+    # PYTHONPATH leads to paw_min; the examples are those of the working folder.
+    words = ["-m", "examples.notebook", flag]
+    python(*words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, code=code)
     assert (folder / "one_file.ipynb").read_text() == own
 
 

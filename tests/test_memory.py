@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,10 +26,9 @@ from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
 from paw_min.running import memory, session
 from paw_min.running.memory import SHAPE, SHAPES, Estimate, estimate
-from tests.helpers import FAMILIES, TOKEN_ROWS, make_policy
+from tests.helpers import FAMILIES, ROOT, TOKEN_ROWS, make_policy
 from tests.model_kinds import KINDS, write
 
-ROOT = Path(__file__).parents[1]
 SMALL = "Qwen/Qwen2.5-1.5B-Instruct"
 QWEN = Qwen2Config(**dict(zip(SHAPE, SHAPES[SMALL], strict=True)))
 N = 1_543_714_304

@@ -2,10 +2,7 @@
 
 import copy
 import math
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,6 +12,7 @@ import torch
 
 from examples import one_file, three_worlds
 from paw_min import advantages, balance, cmae, losses, select
+from tests.helpers import ROOT, python
 
 FILE = Path(one_file.__file__)
 
@@ -143,27 +141,22 @@ one_file.warm_start = lambda *_: None
 sys.argv = ["one_file.py", "--seeds", "5", "--updates", "1", "--lambda-g", "constant"]
 one_file.main()
 """
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    table = done.stdout.split("seconds per run\n")[1].splitlines()
+    out = python("-W", "ignore", "-c", code, cwd=tmp_path).stdout
+    table = out.split("seconds per run\n")[1].splitlines()
     assert [line.split()[0] for line in table[:3]] == ["grpo", "paw", "placebo"]
     assert table[3] == "no figure: pip install matplotlib"
 
 
-@pytest.mark.parametrize("name, flags, picture, part", [
-    ("one_file", [], "one_file.png", "error: [Errno 21] Is a directory: 'one_file.png'"),
-    ("three_worlds", ["serials"], "serials.png", "error: [Errno 21] Is a directory: 'serials.png'"),
-    ("one_file", ["--scale", "nan"], "none", "--scale nan must be a finite number, 0 or more"),
+@pytest.mark.parametrize("name, flags, picture, code, part", [
+    ("one_file", [], "one_file.png", 1, "error: [Errno 21] Is a directory: 'one_file.png'"),
+    ("three_worlds", ["serials"], "serials.png", 1, "[Errno 21] Is a directory: 'serials.png'"),
+    ("one_file", ["--scale", "nan"], "none", 2, "--scale nan must be a finite number, 0 or more"),
 ])
-def test_a_command_that_cannot_end_well_trains_nothing(name, flags, picture, part, tmp_path):
+def test_a_command_that_cannot_end_well_trains_nothing(name, flags, picture, code, part, tmp_path):
     (tmp_path / picture).mkdir()
-    command = [sys.executable, "-m", f"examples.{name}", *flags]
-    environment = os.environ | {"PYTHONPATH": str(Path(one_file.__file__).parents[1])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode and done.stderr.splitlines()[-1].endswith(part) and not done.stdout
+    words = ["-m", f"examples.{name}", *flags]
+    done = python(*words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, code=code)
+    assert done.stderr.splitlines()[-1].endswith(part) and not done.stdout
 
 
 # ---- the package does the same ----

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,10 +22,10 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step
 from tests import pools
+from tests.helpers import ROOT
 from tests.openenv_client import client, serving
 from tests.pools import until
 
-ROOT = Path(__file__).parent.parent
 SEARCH = ["<search>Who wrote it?</search>", "nothing", "<answer>a</answer>"]
 LOOK = {"command": "look"}
 

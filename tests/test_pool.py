@@ -16,7 +16,7 @@ from paw_min.base.errors import UserError
 from paw_min.envs import pool as pool_module
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
-from tests.pools import reset, step, until
+from tests.pools import ended, reset, step, until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -93,7 +93,7 @@ def test_requests_to_a_dead_worker(caplog):
         worker = pid(reset(pool, "abcd")[0])
         step(pool, {0: "x"})
         os.kill(worker, signal.SIGKILL)
-        until(lambda: not alive(worker))
+        until(lambda: ended(worker))
         pool.step(0, "y")
         pool.step(1, "y")
         pool.reset(2, "new")
@@ -205,13 +205,6 @@ def test_make_env_must_not_fail(workers, make_env, error, sentence):
                 pool.recv()
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # before open, or between open and read
-        return False
-
-
 SCRIPT = """
 import sys, time
 from tests.pools import reset
@@ -242,7 +235,7 @@ def test_no_orphans(way, tmp_path):
         assert len(pids) == 2
         if way == "kill -9":
             parent.kill()
-        until(lambda: not any(alive(pid) for pid in pids))
+        until(lambda: all(map(ended, pids)))
         assert way != "close" or parent.poll() is None
     finally:
         parent.kill()

@@ -9,7 +9,6 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from paw_min.running.config_json import differences, read_config
 from paw_min.running.runs import read_metrics
 from research.paper import sweep
 from research.paper.grids import GRIDS
+from tests.helpers import ROOT, python
 
-ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "research" / "runs"
 
 
@@ -53,9 +52,7 @@ def test_paw_in_30_lines_runs():
 
 
 def test_ruff_is_clean():
-    command = [sys.executable, "-m", "ruff", "check", "--quiet", "."]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stdout + result.stderr
+    python("-m", "ruff", "check", "--quiet", ".")
 
 
 CHECK = "import runpy; runpy.run_module('paw_min', run_name='__main__')"
@@ -67,8 +64,8 @@ def test_other_versions_of_python_get_one_line(version):
     for text in INSTALLATIONS:
         assert text.index("python3 -m paw_min") < text.index("python3 -m venv")
     code = f"import sys; sys.version_info = {version}; {CHECK}"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert out.returncode == 1 and out.stdout == "" and out.stderr.count("\n") == 1
+    out = python("-c", code, code=1)
+    assert out.stdout == "" and out.stderr.count("\n") == 1
     assert out.stderr.startswith("error: paw_min needs Python 3.11, 3.12 or 3.13; this is ")
 
 
@@ -78,14 +75,14 @@ def test_a_missing_compiler_gets_one_line(tmp_path, programs):
     for name in programs:
         (tmp_path / name).touch(mode=0o755)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {CHECK}"
-    command = [sys.executable, "-I", "-S", "-c", code]
+    words = ["-I", "-S", "-c", code]
     env = {"PATH": str(tmp_path)}
-    out = subprocess.run(command, capture_output=True, text=True, env=env)
     if programs == ["c++", "make"]:
-        assert (out.returncode, out.stderr) == (0, "")
+        assert python(*words, env=env).stderr == ""
     else:
-        assert out.returncode == 1 and out.stderr.count("\n") == 1
-        assert out.stderr.endswith("there is no c++: run apt-get install g++ make.\n")
+        said = python(*words, env=env, code=1).stderr
+        assert said.count("\n") == 1
+        assert said.endswith("there is no c++: run apt-get install g++ make.\n")
 
 
 # --- names, links and commands -----------------------------------------------------------------

@@ -61,10 +61,7 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("rank", [0, 4])
 def test_gradient_checkpointing_is_on_where_it_is_asked_for(config, recompute, rank):
-    """transformers leaves it off outside of training mode, without a word.
-
-    Adapters then get no gradient from a backward pass that recomputes the other way (reentrant).
-    """
+    """transformers leaves it off outside of training mode, without a word. Adapters train, too."""
     passes = []
     with session.open_session(config(grad_checkpointing=recompute, lora_rank=rank)) as s:
         layer = s.policy.model.get_decoder().layers[0]

@@ -27,8 +27,8 @@ from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy.standins import Demonstration, make_tokenizer
 from research.scienceworld import study
-from tests.helpers import make_policy, one_sentence
-from tests.pools import reset, step, until
+from tests.helpers import make_policy, one_sentence, python
+from tests.pools import ended, reset, step, until
 from world_models import word2world
 
 PAINT = "chemistry-mix-paint-secondary-color"
@@ -171,11 +171,11 @@ def test_a_worker_and_its_engine_end_together(java):
         workers = [worker.process.pid for worker in pool._workers]
         engines = [engine_of(worker) for worker in workers]
         os.kill(workers[0], signal.SIGKILL)
-        until(lambda: not engines[0].is_running() or engines[0].status() == "zombie")
+        until(lambda: ended(engines[0].pid))
         answers = step(pool, {0: "teleport to workshop", 1: "teleport to outside"})
         assert "its worker died" in answers[0].failed and not answers[1].failed
         assert "(paper, cloth)" in reset(pool, tasks)[0].task
-    until(lambda: not engines[1].is_running() or engines[1].status() == "zombie")
+    until(lambda: ended(engines[1].pid))
 
 
 def test_a_killed_or_hanging_engine_costs_episodes_only(java):
@@ -191,7 +191,7 @@ def test_a_killed_or_hanging_engine_costs_episodes_only(java):
         assert "no answer within 1 s" in step(pool, {0: "teleport to workshop"})[0].failed
         with suppress(psutil.NoSuchProcess):  # with its worker gone, the system may have ended it
             engine.resume()
-        until(lambda: not engine.is_running() or engine.status() == "zombie")
+        until(lambda: ended(engine.pid))
         pool._timeout = 60.0
         assert "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task
 
@@ -243,9 +243,7 @@ def test_a_missing_package_is_a_sentence_where_tasks_are_listed(monkeypatch):
 
 
 def test_help_needs_no_java(tmp_path):
-    command = [sys.executable, "-m", "examples.scienceworld", "--help"]
-    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-m", "examples.scienceworld", "--help", env={"PATH": str(tmp_path)})
 
 
 # ---- the start model and a run ----

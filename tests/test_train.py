@@ -32,8 +32,6 @@ from paw_min.update import NonFinite
 from tests.helpers import argv, make_policy, numbers, one_sentence
 from world_models import teachers
 
-ROOT = Path(__file__).parent.parent
-
 
 def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     cfg = config()

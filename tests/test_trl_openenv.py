@@ -5,7 +5,6 @@ The model is random, so its tool calls are written by the test; everything else 
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,10 @@ from examples import openenv_server
 from paw_min.config import Config
 from paw_min.envs.alfworld import BENCHMARK
 from tests import pools
-from tests.helpers import SIZE, SMOLLM2, publish
+from tests.helpers import ROOT, SIZE, SMOLLM2, publish
 from tests.openenv_client import serving
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent
 
 
 def call(command: str) -> str:

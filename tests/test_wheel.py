@@ -1,17 +1,12 @@
 """The package works without its clone: a wheel, installed elsewhere, trains from its own files."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from paw_min.running.runs import read_metrics
-from tests.helpers import SMALL, argv
+from tests.helpers import ROOT, SMALL, argv, python
 
-ROOT = Path(__file__).parent.parent
 BUILT_FROM = ("paw_min", "world_models", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -23,11 +18,10 @@ def test_a_wheel_trains_outside_of_the_clone(world, tmp_path):
     for name in (*BUILT_FROM, *(path.name for path in ROOT.glob("requirements*.txt"))):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "-q"]
-    options = ["--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", *options, "-w", tmp_path, source], check=True)
+    pip = ["-m", "pip", "-q"]
+    python(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source)
     (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
+    python(*pip, "install", "--no-deps", "--target", site, wheel)
     settings = SMALL | dict(eval_split="test", updates=2, max_turns=2, max_prompt_tokens=600)
     flags = argv(settings | dict(data=world, out=str(tmp_path / "runs")))
     script = tmp_path / "script.py"
@@ -35,11 +29,8 @@ def test_a_wheel_trains_outside_of_the_clone(world, tmp_path):
         "from paw_min import cli\nfrom paw_min.envs.search.presets import PRESETS\n"
         f"assert cli.__file__.startswith({str(site)!r})\ncli.main('search', PRESETS, '')\n"
     )
-    env = os.environ | {"PYTHONPATH": str(site)}
-    subprocess.run([sys.executable, script, *flags], cwd=tmp_path, env=env, check=True)
+    env = {"PYTHONPATH": str(site)}
+    python(script, *flags, cwd=tmp_path, env=env)
     assert [line["update"] for line in read_metrics(tmp_path / "runs" / "r")] == [0, 1, 2]
-    command = [sys.executable, "-m", "world_models.rwml", "--help"]
-    shown = subprocess.run(
-        command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True
-    )
-    assert "a benchmark" in shown.stdout
+    words = ["-m", "world_models.rwml", "--help"]
+    assert "a benchmark" in python(*words, cwd=tmp_path, env=env).stdout
