@@ -4,6 +4,7 @@ Fixtures are in conftest.py. Modules for one topic: pools.py, retrieval.py, http
 browser.py, dist_jobs.py, model_kinds.py.
 """
 
+import json
 import os
 import random
 import subprocess
@@ -47,6 +48,11 @@ def python(*words, cwd=ROOT, env={}, code=0) -> subprocess.CompletedProcess:
     done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def change(path: Path, **values) -> None:
+    """Set these values in a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from paw_min.model import lora
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.retrieval.dense import Encoder
 from paw_min.running import memory
-from tests.helpers import make_policy, one_sentence
+from tests.helpers import change, make_policy, one_sentence
 from tests.retrieval import make_encoder
 
 CODE = """
@@ -35,10 +35,6 @@ class T(PreTrainedTokenizerFast):
 class M(Qwen3ForCausalLM):
     config_class = C
 """
-
-
-def change(path: Path, **changed) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
 
 @pytest.fixture

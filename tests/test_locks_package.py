@@ -5,6 +5,7 @@ import random
 import time
 from dataclasses import replace
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,17 +43,12 @@ def test_an_episode_is_that_of_one_file():
 
 def test_the_warm_start_shows_no_fact(monkeypatch, tmp_path):
     """Responses are random tools, and observations those of other locks and tools."""
-    seen = []
-    usual = locks.collate
-
-    def collate(rows, with_obs, pad_id):
-        seen.extend(rows)
-        return usual(rows, with_obs, pad_id)
-
+    collate = Mock(wraps=locks.collate)
     monkeypatch.setattr(locks, "collate", collate)
     locks.warm_start(tmp_path / "start", seed=7, size=Size(warm_steps=2))
     world = make_world(7)
     policy = locks.start_policy(world, 7)
+    seen = [row for call in collate.call_args_list for row in call.args[0]]
     true = 0
     for row in seen:
         name, tool = policy.decode(row.prompt_ids).split()[1], policy.decode(row.response_ids)
@@ -90,13 +86,8 @@ def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
 def test_a_run(tmp_path, monkeypatch):
     """Each row has the tokens of one_file."""
     locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
-    played = []
-
-    def rows_of(episodes):
-        played.append(flatten(episodes))
-        return played[-1]
-
-    monkeypatch.setattr(train, "flatten", rows_of)
+    played = Mock(wraps=flatten)
+    monkeypatch.setattr(train, "flatten", played)
     settings = dict(
         env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7,
         updates=1, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
@@ -107,7 +98,7 @@ def test_a_run(tmp_path, monkeypatch):
 
     world = make_world(7)
     policy = locks.start_policy(world, 7)
-    for row in played[0].tokens:
+    for row in flatten(*played.call_args.args).tokens:
         words = policy.tokenizer.convert_ids_to_tokens(row.prompt_ids + row.response_ids)
         name = words[2]
         assert words[:5] == ["<user>", *world.prompt(name), "<agent>"]

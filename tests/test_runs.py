@@ -21,7 +21,7 @@ from paw_min.model.batches import collate
 from paw_min.rows import TokenRow
 from paw_min.running import runs, session
 from paw_min.running.config_json import differences, from_stored
-from tests.helpers import held_by_another_process, make_policy, one_sentence
+from tests.helpers import change, held_by_another_process, make_policy, one_sentence
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
 ):
     shutil.rmtree(finished / "checkpoint-000001")  # as if the run had --save-every 2
     path = finished / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"save_every": 2}))
+    change(path, save_every=2)
     with open(finished / "metrics.jsonl", "a") as file:
         file.write('{"update": 2}\n{"update": 3, "succ')
     assert restore(runs.Run(config(save_every=1)), *policy) == 0
