@@ -1,7 +1,7 @@
 """How much better was a response than its group? The advantage A_i of Eq. 1, as pure functions.
 
 A row is one environment step. Its response gets one number, shared by all its tokens (PPO: one per
-token). PaW takes it from the RL algorithm that it is added to:
+token). PaW does not define A: it keeps that of the RL algorithm to which it is added.
 
     row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
     step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
@@ -18,8 +18,9 @@ search, with similar text). delta_k = r_k + gamma * V_{k+1} - V_k, with the crit
 PPO, k runs over the tokens of one response: the last one is rewarded with s_i, and nothing follows.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
-*rows*, so long trajectories weigh more; over="trajectories" counts each trajectory once. The std is
-the unbiased one. In GiGPO, a state that occurs once has the step advantage 0.
+*rows*, so long trajectories weigh more. In GRPO and RLOO, over="trajectories" counts each
+trajectory once, by its first row; GiGPO always counts rows. The std is the unbiased one. In GiGPO,
+a state that occurs once has the step advantage 0.
 
 A group of equal scores has advantages of 0: nothing says which of its responses were better. A
 group has equal scores if it won, or lost, all its episodes and no response was badly formatted.
@@ -90,7 +91,8 @@ def rloo(
     """n / (n - 1) * (s_i - mean_g), with n counted rows (or trajectories) in the group -> (N,).
 
     Over rows: s_i minus the mean of the group's other rows, those of its own trajectory included.
-    Over trajectories: leave-one-out, for rows with the penalty of their trajectory's first row.
+    Over trajectories it is leave-one-out, but for rows whose penalty is not that of the first row
+    of their trajectory, the one that counts.
     """
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
@@ -100,7 +102,7 @@ def rloo(
 
 
 def is_compared(group: Keys, trajectory: Keys) -> Tensor:
-    """Does the row's group have a second trajectory to compare its own with? -> bool (N,)."""
+    """Has the row's group more than one trajectory? -> bool (N,)."""
     groups = _labels(group, len(trajectory), "group")
     members = defaultdict(set)  # group -> its trajectories
     for g, label in zip(groups, _labels(trajectory, len(groups), "trajectory")):

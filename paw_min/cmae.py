@@ -9,9 +9,9 @@ With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a tran
 The gradients are Eq. 6, per token. At the token's own logit, their size is 1 - p for cross entropy
 and p (1 - p) for MAE. So cross entropy pulls hardest at improbable tokens, such as the words of a
 serial number: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE learns any fact
-slowly while it is improbable, even one that could be predicted. And MAE alone is lowest with all
-probability on the most frequent outcome, so that no other is learned. Eq. 7 drops a token at
-p > rho, before that happens (research/objective/mask.md). p is the current policy's, at
+slowly while it is improbable, even one that could be predicted. And without the clip, MAE is lowest
+where the most frequent outcome has all the probability, so no other outcome is learned. Eq. 7 drops
+a token at p > rho, before that happens (research/objective/mask.md). p is the current policy's, at
 temperature 1. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
 Legend: N transitions, T columns of tokens (in update.py, the (B, S) of a batch); `mask` is 1 on

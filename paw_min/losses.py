@@ -4,8 +4,9 @@
       + wm_scale * mean over all groups g of
                    [lambda_g * mean over S_alpha,g of the world-model loss]
 
-update.loss_parts adds the terms up. "All groups g" are those of the update, even those without a
-selected row.
+update.loss_parts adds the terms up. A function here averages over the tokens that it is given; for
+a micro-batch, loss_parts multiplies by its share of the mini-batch's tokens. "All groups g" are
+those of the update, even those without a selected row.
 
 The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
 rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,
@@ -77,8 +78,8 @@ def clipped_surrogate(
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     """KL(policy || reference) by Schulman's k3, exp(d) - d - 1, token mean -> (), in nats.
 
-    d = ref_logp - logp. Values are clamped to [-10, 10], as in verl-agent: a token with d > 2.6,
-    where the policy has moved farthest, has no gradient.
+    d = ref_logp - logp. Values are clamped to [-10, 10], as in verl-agent: where the policy gives
+    a token less than 1/13 of the reference's probability (d > 2.6), there is no gradient.
 
     On the policy's own samples, the value is an unbiased estimate of the KL, but its gradient is
     not one of the KL's gradient: differentiated as a loss term, as in verl-agent, k3 has in

@@ -1,6 +1,10 @@
 """How are many episodes played at once? Line 2 of Algorithm 1, and evaluation.
 
-`rollout` takes tasks, a policy, its sampler and a pool of environments, and returns the episodes.
+`rollout` takes tasks, a policy, its sampler and a pool of environments, and plays as many episodes
+at a time as the pool has environments. It returns all of them, even those whose environment broke
+(`episode.failed`): the caller leaves these out, since their return is unknown. It is called within
+`sampler.sync(policy)`, so that the sampler has the current weights.
+
 Each environment step becomes one transition (h_t, a_t, r_t, o_{t+1}). The last step of an episode
 also gives one: its observation appears in no later prompt, but the world model learns from it. Each
 rank plays whole groups; then every rank gets all episodes.
@@ -48,8 +52,9 @@ def rollout(
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
     and turn it seeds a request (seeds.py). benchmark: whose prompts and parser are used; default:
-    BENCHMARKS[cfg.env]. numbered_from: the number of the first trajectory; a list that is played in
-    several calls then has the seeds that it has in one. paw_min/README.md explains the metrics.
+    BENCHMARKS[cfg.env]. numbered_from: the number of the first trajectory, for a list
+    that is played in several calls: each trajectory then has the seed that it has in a single call.
+    paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not

@@ -2,7 +2,7 @@
 
     Episode    one trajectory: its transitions, its task, its outcome
     flatten    episodes -> Rows, the pool P (Alg. 1, line 3)
-    Rows       one column per quantity: what update.prepare completes and update.learn reads
+    Rows       one column per quantity: update.prepare adds columns to a copy, update.learn reads
 
 Every step is a row of its own, with its own prompt, because an agent's prompt is written anew in
 each step: an episode is not one sequence of tokens. An example: group 0 has two episodes of one

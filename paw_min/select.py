@@ -1,12 +1,12 @@
 """Which transitions train the world model? Those with the highest action entropy, Eq. 4 of PaW.
 
     H(a_t | h_t) = mean over the response's tokens of the entropy of pi_old at that token
-    S_alpha      = the ceil(alpha * N) of N transitions with the highest H
+    S_alpha      = the ceil(alpha * N) with the highest H, of N transitions with an observation
 
-Why the entropy? It is high where the policy has not decided yet, and there, says the paper, the
-outcome of an action tells it more. With alpha = 0.75, a quarter of the transitions is left out. All
-transitions of all groups compete, before mini-batches are drawn. Transitions without an observation
-do not compete, and are not counted in N (update.select_transitions).
+Why the entropy? It is high where the policy has not decided yet. The paper argues that the policy
+learns more there from what its action causes. With alpha = 0.75, a quarter of the transitions is
+left out. All transitions of all groups compete, before mini-batches are drawn
+(update.select_transitions).
 
 Two choices. a_t is the whole response, reasoning and end token included (the paper does not say).
 And the paper's text has the entropy of the token's distribution, but its formula has -q log q of

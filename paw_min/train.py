@@ -11,7 +11,8 @@ rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400 rows, or 2
 256 rows.
 
 What an update does with its rows is the function `learn`, an argument of `train`. A fork passes its
-own (examples/tapo.py). PPO is also a function around `learn` (ppo.py).
+own (examples/tapo.py). PPO wraps whichever `learn` is given: its critic gives the rows their
+advantages first (ppo.with_critic).
 
 Each random draw has a key instead of a state (base/seeds.py), so a run resumes from weights and
 optimizer state alone. On a CPU, with the environments in this process, it then has the numbers of

@@ -247,9 +247,9 @@ def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
 def needs_old_policy(cfg: Config, n_rows: int) -> bool:
     """Is a pass of pi_old, the policy before the first optimizer step of the update, needed?
 
-    If there are several mini-batches, since the later ones meet other weights; or if Eq. 4 ranks
-    the rows, which takes entropies before any step. Otherwise the training pass of the only step is
-    one of pi_old.
+    With several mini-batches it is, because the later ones meet changed weights. With alpha < 1 it
+    is, because Eq. 4 needs entropies before any step. Otherwise the training pass of the only step
+    is a pass of pi_old.
     """
     selects = cfg.paw and cfg.alpha < 1
     several_steps = 0 < cfg.mini_batch < n_rows

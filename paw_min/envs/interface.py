@@ -10,8 +10,8 @@ write a prompt from a `Context`, how to read a `Command` from a response, and R_
 return of an episode (10; 1 in search).
 
 Training plays many environments at once, through a `Pool` (envs/pool.py): a request names a slot
-and returns at once, and answers come in any order. An environment is deterministic, because the
-episodes of a group must differ only by what the policy samples.
+and returns at once, and answers come in any order. The same task and commands give the same steps;
+there is no seed. So the episodes of a group differ only by what the policy samples.
 """
 
 from collections.abc import Callable
@@ -115,5 +115,6 @@ class Benchmark:
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
     parse: Callable[[str], Command]  # response -> command
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1
-    similarity: float | None = None  # GiGPO: o_t at least this similar are one state; None: equal
+    # GiGPO: observations that are at least this similar are one state; None: only equal ones.
+    similarity: float | None = None
     cut_prompts: bool = False  # cut the beginning of prompts over the limit; else they stop the run

@@ -11,9 +11,10 @@ One row, with prompt h, response a, separator s, next observation o and padding:
     response_mask           1 1 1 0 0 0 0 0 0 0
     obs_mask                0 0 0 0 0 1 1 1 1 0
 
-Only rows that train the world model have s and o. So PaW makes rows longer, but adds no pass over
-them: with alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no
-token attends to the padding behind it, and no attention mask is needed.
+S is 10 here, because another row of the batch has 10 tokens after its prompt. Only rows that train
+the world model have s and o. So PaW makes rows longer, but adds no pass over them: with
+alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no token
+attends to the padding behind it, and no attention mask is needed.
 
 Legend: N rows of the update, B rows of a batch, L tokens of its longest row, T tokens of the
 longest response, S columns: the largest number of tokens after a prompt of the batch, M scored
@@ -46,7 +47,7 @@ class Batch:
 
     index: list[int]  # B positions in the list of rows that the batch was made from
     ids: Tensor  # (B, L)
-    at: Tensor  # (M,) position of each scored token in ids.flatten(); the one before predicts it
+    at: Tensor  # (M,) position of each scored token in ids.flatten(); the one before has its logits
     row: Tensor  # (M,) its row in the (B, S) results
     column: Tensor  # (M,) its column there
     n_response: int  # how many of the M are response tokens
@@ -101,8 +102,8 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
 
     1. Fill parts with rows in the order of their lengths: the fewest parts within the budget.
     2. Round their number up to a multiple of `multiple` (the ranks), if there are as many rows.
-    3. Lower the limit as long as this number suffices: the parts become as equal as possible.
-    4. Where that leaves fewer parts, halve the largest.
+    3. Find the lowest limit of tokens with this number of parts: they become nearly equal.
+    4. If that gives fewer parts, halve the largest until the number is reached.
 
     The longest rows come first: if the budget exceeds the memory, the first batch fails.
     """

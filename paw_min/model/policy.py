@@ -243,7 +243,8 @@ def load_policy(
             return Policy(merged, tokenizer, temperature, precision)
         config = load_config(folder)
         switch_dropout_off(config)
-        # attn_implementation: whatever config.json names, torch's attention, or else the model's.
+        # attn_implementation=None lets transformers choose, whatever config.json names: torch's
+        # attention, or else the model's own.
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation=None,
             output_loading_info=True, trust_remote_code=False,

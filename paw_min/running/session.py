@@ -5,10 +5,16 @@ free memory, so its engine comes before the trainer's model; the ranks close tog
 
 A run from a script, as its newest checkpoint left it:
 
-    cfg = read_config(Path("runs/alfworld-tiny-grpo-paw-seed0/config.json"))  # config_json.py
+    from paw_min import train
+    from paw_min.running.config_json import read_config
+
+    cfg = read_config(Path("runs/alfworld-tiny-grpo-paw-seed0/config.json"))
     with open_session(cfg) as s:
         episodes = train.collect(cfg, s, k=s.done + 1).episodes
-        print(s.done, [episode.won for episode in episodes], s.policy.model)
+        print(s.done, [episode.won for episode in episodes], s.optimizer)
+
+This opens cfg.out/cfg.name, which for a copied folder is not the folder of its config.json: use
+replace(cfg, out=...). If s.done is 0, there was no checkpoint, and it has the start model.
 """
 
 from collections.abc import Iterator
