@@ -23,10 +23,10 @@ import torch
 
 from paw_min.base.console import progress_bar
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import reading, writing
+from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES, presets_of
-from paw_min.running.config_json import differences
+from paw_min.running.config_json import differences, read_config
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
 from research.paper.grids import GRIDS
 from research.paper.table import Entry
@@ -103,9 +103,7 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
 
 def check_settings(job: Job) -> None:
     """UserError if the folder of a job belongs to a run with other settings."""
-    with reading(job.folder / "config.json") as path:
-        changed = differences(json.loads(path.read_text()), job.cfg)
-    if changed:
+    if changed := differences(read_config(job.folder / "config.json"), job.cfg):
         raise UserError(f"{job.folder} belongs to a run with {', '.join(changed)}: "
                         "repeat those settings, or choose another --out.")
 
