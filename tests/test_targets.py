@@ -48,6 +48,7 @@ def test_the_end_token_appears_once():
 @pytest.mark.parametrize("template, reason", [
     ("{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}", "one turn only"),
     ("{{ messages[2].content }}{{ messages[1].content }}", "leaves out messages"),
+    ("{{ messages[0].content }}{{ messages[2].content }}", "leaves out messages"),
 ])
 def test_a_template_without_a_second_turn_is_refused(template, reason):
     tokenizer = make_policy().tokenizer
