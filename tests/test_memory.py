@@ -50,6 +50,7 @@ def test_states_of_ppo_and_of_shards():
     assert sharded.reference == of().reference  # whole
     assert of(ranks=4).states == 16 * N
     assert of(kl_coef=0.0).reference == of(lora_rank=8).reference == 0
+    assert make_reference(Config(kl_coef=0.0), make_policy(), "nowhere", "fp32", "cpu") is None
 
 
 @pytest.mark.parametrize("rank", [0, 4])

@@ -12,10 +12,10 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Answer, Step
+from paw_min.envs.interface import Answer, Command, Context, Step, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.rollout import rollout
-from paw_min.rows import flatten
+from paw_min.rollout import _Seat, rollout
+from paw_min.rows import Episode, flatten
 from paw_min.toy import standins
 from tests.helpers import (
     EPISODES,
@@ -317,3 +317,12 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     first = order.index(0)
     assert 0 not in order[:first] and set(order[first:]) == {0}
     assert pool.blocked == 3  # its reset and its two steps
+
+
+def test_a_seat_advances_to_the_next_observation():
+    seat = _Seat(Episode("task", 0, 0), Context("open it", "a door", ["knock"]))
+    seat.text, seat.command = "<a>knock</a>", Command("knock", valid=True)
+    seat.advance(Step("a hall", "open it", "", ["enter"]))
+    assert seat.context == Context(
+        "open it", "a hall", ["enter"], [Turn("a door", "knock")], ["<a>knock</a>"]
+    )

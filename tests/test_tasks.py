@@ -1,12 +1,17 @@
-"""Drawing the tasks of updates and panels."""
+"""Drawing the tasks of updates and panels, and words that a model does not have."""
 
 import random
 from collections import Counter
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 
-from paw_min.running.tasks import draw_groups, panel
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark
+from paw_min.rows import Episode, Transition
+from paw_min.running.tasks import draw_groups, panel, unknown_words
 
 KINDS = ("clean", "cool", "heat", "look", "pick", "pick_two")
 
@@ -42,3 +47,27 @@ def test_panel_is_fixed_balanced_and_without_repeats():
     for wrong in (0, 121):
         with pytest.raises(ValueError, match=f"panel of {wrong} from 120 tasks"):
             panel(tasks, wrong)
+
+
+def test_unknown_words_are_those_that_the_environment_says_first(monkeypatch):
+    def prompt(context, history_length):
+        return f"{context.task} {context.observation}"
+
+    toy = Benchmark(load=None, prompts={"compact": prompt}, parse=None)
+    monkeypatch.setitem(BENCHMARKS, "toy", toy)
+    known = "open box hall lamp".split()
+    policy = SimpleNamespace(
+        unknown_words=lambda text: [word for word in text.split() if word not in known]
+    )
+    episode = Episode("task", 0, 0, instruction="open crate")
+    for response, valid, seen in (
+        ("take Zorro", True, "zorro taken lamp %"),  # The agent said zorro before.
+        ("bad", False, "nonsense lamp"),
+        ("go", True, "zorro gone"),
+    ):
+        episode.transitions.append(Transition(
+            [1], [2], [3], [0.0], 0.0, valid, "hall", 0, 0,
+            response=response, next_observation=seen,
+        ))
+    cfg = Config(env="toy", prompt="compact")
+    assert unknown_words(cfg, policy, [episode]) == ["crate", "taken", "gone"]
