@@ -12,7 +12,8 @@ serial number: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE
 slowly while it is improbable, even one that could be predicted. And without the clip, MAE is lowest
 where the most frequent outcome has all the probability, so no other outcome is learned. Eq. 7 drops
 a token at p > rho, before that happens (research/objective/mask.md). p is the current policy's, at
-temperature 1. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
+temperature 1. The functions take log p and a mask. The means over transitions (Eq. 9) and groups
+(Eq. 11) are in losses.py.
 
 Legend: N transitions, T columns of tokens (in update.py, the (B, S) of a batch); `mask` is 1 on
 observation tokens, else 0. |o| counts all of them, even those that Eq. 7 drops. The loss of a row

@@ -15,8 +15,11 @@ task. The first wins in two steps, the second loses in one.
 
 Both steps of the first episode have its return, 10: the return does not say which step was right.
 The advantage is (return - mean over rows) / (unbiased) std over rows, as no response is badly
-formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 is R_max. Every
-column has an entry per row, a list's or a tensor's, but for `lambdas`, which is {group: lambda_g}.
+formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 is R_max.
+
+A column has an entry per row, but for `lambdas`, which is {group: lambda_g}; a column that a run
+does not need is None. A row stands in two columns: `transitions` is what was played, with its
+texts; `tokens` is what is trained on, the same list until the placebo or a fork replaces it.
 
 Legend: N transitions (rows), T tokens of the longest response.
 """

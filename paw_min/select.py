@@ -5,14 +5,14 @@
 
 Why the entropy? It is high where the policy has not decided yet. The paper argues that the policy
 learns more there from what its action causes. With alpha = 0.75, a quarter of the transitions is
-left out. All transitions of all groups compete, before mini-batches are drawn
-(update.select_transitions).
+left out. `top_alpha` ranks all rows that it is given: update.select_transitions gives it those with
+an observation, of all groups, before mini-batches are drawn.
 
 Two choices. a_t is the whole response, reasoning and end token included (the paper does not say).
 And the paper's text has the entropy of the token's distribution, but its formula has -q log q of
-the *sampled* token. Here it is the entropy, over the full vocabulary (model/head.py computes it
-tile by tile): -q log q (`sampled_entropy`) is near 0 for very unlikely tokens as well as for
-certain ones.
+the *sampled* token. Here it is the entropy, over the full vocabulary: -q log q is near 0 for very
+unlikely tokens as well as for certain ones. `full_entropy` and `sampled_entropy` are the two
+definitions; a run takes the first from model/head.py, which computes it tile by tile.
 
 Legend: N transitions, T tokens, V vocabulary.
 """

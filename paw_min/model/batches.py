@@ -11,10 +11,13 @@ One row, with prompt h, response a, separator s, next observation o and padding:
     response_mask           1 1 1 0 0 0 0 0 0 0
     obs_mask                0 0 0 0 0 1 1 1 1 0
 
-S is 10 here, because another row of the batch has 10 tokens after its prompt. Only rows that train
-the world model have s and o. So PaW makes rows longer, but adds no pass over them: with
-alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no token
-attends to the padding behind it, and no attention mask is needed.
+S is 10 here, because another row of the batch has 10 tokens after its prompt. The M tokens under
+either mask are also listed one after another, those of responses first: Policy.forward scores these
+and gives temperature and entropies to the first `n_response`; the masks serve the losses.
+
+Only rows that train the world model have s and o. So PaW makes rows longer, but adds no pass over
+them: with alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no
+token attends to the padding behind it, and no attention mask is needed.
 
 Legend: N rows of the update, B rows of a batch, L tokens of its longest row, T tokens of the
 longest response, S columns: the largest number of tokens after a prompt of the batch, M scored
@@ -40,9 +43,6 @@ class Batch:
     k-th token after the prompt. What is stored for a whole update (old and reference
     log-probabilities) is (N, T), responses only: the same columns, without those of o.
     `to_columns` turns the second layout into the first.
-
-    The model computes its head only where it is needed, so the M scored tokens of all rows are also
-    listed one after another, those of responses before those of observations.
     """
 
     index: list[int]  # B positions in the list of rows that the batch was made from

@@ -13,8 +13,8 @@ environment's text only in such messages. Nor does it say at which temperature o
 is 1, because observations are not sampled: only the logits of responses are divided by the sampling
 temperature.
 
-The rest of `Policy` is text to tokens and back, with the model's chat template (chat.py), and
-saving. Which models can be trained is checked in published.py.
+The rest of the file is text to tokens and back, in which control tokens of a text become plain text
+(chat.py), loading, and saving. Which models can be trained is checked in published.py.
 
 Legend: B rows, L tokens of the longest, S columns (see batches.py), M scored tokens in all, D
 hidden size.
