@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_a_dry_run_checks_and_counts_every_arm_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "dry_run", lambda jobs: [str(job) for job in jobs])
     with pytest.raises(UserError, match=r"4 of 4 runs failed.\nGRPO, seed 0\nGRPO w/ PaW, seed 0"):
         sweep.main(f"table1 --env alfworld --out {tmp_path} --dry-run".split())
+
+
+def test_a_sweep_refuses_a_run_with_other_settings(tmp_path):
+    (job, *_) = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
+    other = replace(job.cfg, lr=1e-3)
+    write_run(job.folder, [{"update": job.cfg.updates}], asdict(other), [])
+    with pytest.raises(UserError, match=f"^{job.folder} belongs to a run with --lr 0.001: repeat"):
+        sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
 
 
 def test_one_run_per_gpu_or_idle_core(monkeypatch):

@@ -95,6 +95,15 @@ def disk_of(n_bytes: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_the_config_of_a_model_is_not_overwritten(config, tmp_path):
+    path = tmp_path / "r" / "config.json"
+    path.parent.mkdir()
+    path.write_text('{"model_type": "qwen2"}')
+    with one_sentence("config.json cannot be read .*another version .* has model_type"):
+        runs.Run(config())
+    assert path.read_text() == '{"model_type": "qwen2"}'
+
+
 @pytest.mark.parametrize("out", ["file", "out"])
 def test_a_run_folder_that_cannot_be_made(config, tmp_path, out):
     (tmp_path / "file").write_text("")
