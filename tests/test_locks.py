@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from examples import one_file
+from research import one_file_runs
 from research.locks import study, worlds
 
 
@@ -33,7 +34,7 @@ def test_a_shared_warm_start_changes_no_number(world, monkeypatch):
     size = replace(setting.lesson.size, warm_steps=3, updates=2, evaluate_every=1)
     lesson = replace(setting.lesson, size=size, names=16)
     monkeypatch.setitem(worlds.SETTINGS, world, replace(setting, lesson=lesson))
-    monkeypatch.setattr(worlds, "STARTS", {})
+    monkeypatch.setattr(one_file_runs, "STARTS", {})
     lines = [worlds.train((world, "paw", 3)) for _ in range(2)]
     own = one_file.run(3, setting.arms["paw"], lesson.make_world(3), size)
     assert lines[0] == lines[1]
