@@ -260,3 +260,5 @@ def test_a_batch_of_the_preset_paper():
     policy = make_policy(precision="bf16")
     policy.model.config = QWEN
     assert 128 < rows_that_fit(policy, 10**11, prompt_tokens=2048, new_tokens=512) < 256
+    # A row of two tokens is nearly all logits.
+    assert 90 < rows_that_fit(policy, 2 * 100 * 7 * 4 * QWEN.vocab_size, 1, 1) < 100
