@@ -4,7 +4,7 @@ A row is one environment step. Its response gets one number, shared by all its t
 token). PaW does not define A: it keeps that of the RL algorithm to which it is added.
 
     row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
-    step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
+    step return    G_t = r_t + gamma * G_{t+1}                            discounted_returns()
     GRPO           A_i = (s_i - mean_g) / (std_g + eps)                   grpo()
     RLOO           A_i = n / (n - 1) * (s_i - mean_g)                     rloo()
     GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo(), its Eq. 8
@@ -13,9 +13,10 @@ token). PaW does not define A: it keeps that of the RL algorithm to which it is 
 from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
 Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
---invalid-penalty. A^E is GRPO's advantage; A^S compares step returns of rows in the same state (in
-search, with similar text). delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's values V. In
-PPO, k runs over the tokens of one response: the last one is rewarded with s_i, and nothing follows.
+--invalid-penalty. A^E is GRPO's advantage. A^S compares step returns of rows in the same state (in
+search, with similar text); update.row_advantages gives them to penalized() first. delta_k = r_k +
+gamma * V_{k+1} - V_k, with the critic's values V. In PPO, k runs over the tokens of one response:
+the last one is rewarded with s_i, and nothing follows.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
 *rows*, so long trajectories weigh more. In GRPO and RLOO, over="trajectories" counts each

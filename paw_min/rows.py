@@ -17,8 +17,8 @@ Both steps of the first episode have its return, 10: the return does not say whi
 The advantage is (return - mean over rows) / (unbiased) std over rows, as no response is badly
 formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 is R_max.
 
-A column has an entry per row, but for `lambdas`, which is {group: lambda_g}; a column that a run
-does not need is None. A row stands in two columns: `transitions` is what was played, with its
+A column has an entry per row, but for `lambdas`, which is {group: lambda_g}. Columns of a pass that
+was not made are None. A row stands in two columns: `transitions` is what was played, with its
 texts; `tokens` is what is trained on, the same list until the placebo or a fork replaces it.
 
 Legend: N transitions (rows), T tokens of the longest response.

@@ -10,9 +10,9 @@ sampled, so `prepare` runs before the first optimizer step. With the preset `pap
 rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400 rows, or 25 optimizer steps of
 256 rows.
 
-What an update does with its rows is the function `learn`, an argument of `train`. A fork passes its
-own (examples/tapo.py). PPO wraps whichever `learn` is given: its critic gives the rows their
-advantages first (ppo.with_critic).
+What an update does with its prepared rows is `learn(cfg, session, rows, k) -> metrics`, an argument
+of `train`; the default is learn_jointly. A fork passes its own (examples/tapo.py). PPO wraps
+whichever `learn` is given: its critic gives the rows their advantages first (ppo.with_critic).
 
 Each random draw has a key instead of a state (base/seeds.py), so a run resumes from weights and
 optimizer state alone. On a CPU, with the environments in this process, it then has the numbers of

@@ -20,8 +20,8 @@ in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old
 needs this pass, too, unless an update is a single mini-batch; then Eq. 4 costs one pass more.
 Without PaW every row_weight is 0, and `learn` is plain RL.
 
-Differs from the paper: it averages both losses over groups. Here a mini-batch is random rows of all
-groups. So the RL loss is a mean over its tokens, in which long groups count more, and the
+Differs from the paper, which averages both losses over groups: here a mini-batch is random rows of
+all groups. So the RL loss is a mean over its tokens, in which long groups count more, and the
 world-model loss is a weighted sum over its rows, scaled up to the whole update (losses.py).
 
 The RL loss follows verl-agent, the code of GiGPO, on which the paper builds: PPO's clipped
