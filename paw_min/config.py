@@ -247,7 +247,7 @@ class Choice(NamedTuple):
     """What a command line chooses."""
 
     size: str  # the preset of a size, such as tiny
-    methods: list[str]  # at most one: a preset of a method
+    methods: list[str]  # the preset of a method, if there is one
     base: dict[str, object]  # settings of these presets
     given: dict[str, object]  # settings that have a flag on the command line
 

@@ -373,7 +373,7 @@ def test_the_first_screen_has_the_observation_and_no_row_of_squares_is_cut(brows
             browser.run(f"show({k})")
             lowest, keys = browser.run(ENDS)
             assert lowest < keys
-    # On a phone, the stored page opens with the observation in the colors of before training.
+    # The stored page opens, on a phone too, with the colors of before training.
     browser.open(file)
     browser("Emulation.setDeviceMetricsOverride", width=390, height=844, mobile=False,
             deviceScaleFactor=1)

@@ -38,7 +38,7 @@ def test_the_end_token_appears_once():
     end = policy.eos_ids[0]
     policy.turn_ids = [end, 7, 8]
     assert policy.separator([5, end]) == [7, 8]
-    assert policy.separator([5, 6]) == [end, 7, 8]  # at the token limit
+    assert policy.separator([5, 6]) == [end, 7, 8]  # the response was cut
     policy.turn_ids = [7, 8]  # a template without an end token
     assert policy.separator([5, end]) == [7, 8]
     policy.turn_ids = []
@@ -65,7 +65,7 @@ def test_separator_is_context_and_no_target():
     ]
     assert batch.response_mask.int().tolist() == [[1, 1, 1, 0, 0, 0, 0, 0, 0]] * 2
     assert batch.obs_mask.int().tolist() == [[0] * 5 + [1] * 4, [0] * 3 + [1] * 4 + [0] * 2]
-    # Without the observation, the separator is not appended either.
+    # The separator is appended only with the observation.
     assert collate([SEPARATED], [False], pad_id=0).ids.tolist() == [[3, 4, 5, 6, 7, 1]]
 
 

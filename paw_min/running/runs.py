@@ -160,7 +160,8 @@ class Run:
             console.say(f"{self.folder}/metrics.jsonl has no line of update {done}, that of the "
                         "checkpoint: the run continues without the lines that are lost.")
 
-    def metrics(self) -> list[dict]:  # on every rank
+    def metrics(self) -> list[dict]:
+        """The lines of metrics.jsonl, on every rank."""
         return distributed.all_gather(read_metrics(self.folder) if distributed.rank() == 0 else [])
 
     def write(self, name: str, text: str) -> None:

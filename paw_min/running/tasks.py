@@ -93,7 +93,7 @@ def unknown_words(cfg: Config, policy, episodes: list[Episode]) -> list[str]:
                 read.append((t.next_observation, written))
         for text, before in read:
             for word in policy.unknown_words(text):
-                # Without a letter, it may be the agent's punctuation next to the environment's.
+                # A word that has no letter may be the agent's punctuation.
                 if any(c.isalnum() for c in word) and word.lower() not in before:
                     found[word] = None
     return list(found)
