@@ -9,11 +9,12 @@ import numpy as np
 from paw_min.running.plot import METHODS, OTHERS, Method, escape_dollars, plt
 from research.stats import Interval, t_interval
 
-BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
+BLUE, PINK, GREEN = (METHODS[method].color for method in ("paw", "ce", "echo"))
 # The arms of the studies: those of METHODS, and the same with one thing replaced: dashed, or
 # dotted for λ.
 STYLES = METHODS | {
     "paw-30": Method("PaW, scale 30", BLUE, "--"),
+    "probable": Method("ECHO where p ≥ 0.03", GREEN, "--"),
     "alpha 1": Method("PaW, α = 1", BLUE, "--"),
     "constant": Method("PaW, λ = 1", BLUE, ":"),
     "ce, alpha 1": Method("PaW with cross entropy, α = 1", PINK, "--"),
@@ -86,15 +87,19 @@ def draw_success(
     curves: arm -> one list per seed, with a value per entry of `updates`.
     details: arm -> what is special about its method in this study.
     """
+    details = details or {}
     arms = {arm: Curves(updates, np.array(runs)) for arm, runs in curves.items()}
     styles = styles_of(arms)
-    for arm, detail in (details or {}).items():
-        styles[arm] = styles[arm]._replace(name=f"{styles[arm].name}, {detail}")
+    unequal = len({len(runs) for runs in curves.values()}) > 1
+    for arm, style in styles.items():
+        name = f"{style.name}, {details[arm]}" if arm in details else style.name
+        seeds = f" ({len(curves[arm])} seeds)" if unequal else ""
+        styles[arm] = style._replace(name=name + seeds)
     figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
     panel_success(axis, arms, styles)
     axis.set_ylabel("success (%)")
     # Outside of the axes, no grid line runs through the names.
-    figure.legend(loc="outside lower center", ncols=min(3, len(arms)), frameon=False, fontsize=9,
+    figure.legend(loc="outside lower center", ncols=2 if unequal else 3, frameon=False, fontsize=9,
                   title=named(arms.values()), title_fontsize=9)
     figure.savefig(file, dpi=150)
     plt.close(figure)

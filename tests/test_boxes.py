@@ -20,7 +20,7 @@ from paw_min.rows import flatten
 from paw_min.running import runs
 from paw_min.toy.standins import make_tokenizer
 from research.boxes import study
-from research.boxes.material import material
+from research.boxes.material import material, most_predicted
 from tests.helpers import BASE, EPISODES, ROWS, make_policy, plain_logp, run, weights_of
 
 WORLD = boxes.make_world(7)
@@ -153,8 +153,9 @@ def test_a_run(start, tmp_path):
 
 
 @pytest.mark.parametrize("micro_tokens", [60, 10_000])
-def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens):
+def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens, monkeypatch):
     """And the update is PaW's, bit for bit."""
+    monkeypatch.setattr("research.boxes.material.most_predicted", lambda policy: 0.5)
     settings = dict(alpha=1.0, lambda_g="constant", mini_batch=0, micro_tokens=micro_tokens)
     cfg, policy = Config(**BASE | settings), make_policy()
     first = [plain_logp(policy, t)[len(t.response_ids)].exp().item() for t in ROWS if t.obs_ids]
@@ -162,13 +163,31 @@ def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens):
     s = SimpleNamespace(policy=policy, optimizer=optimizer)
     rows = update.prepare(cfg, policy, None, flatten(EPISODES))
     metrics = material(cfg, s, rows, 0)
+    assert metrics.pop("wm_p_most") == 0.5
     assert metrics.pop("wm_p_first") == pytest.approx(sum(first) / len(first), rel=1e-5)
     weights, expected = run(**settings)
     assert torch.equal(weights_of(policy), weights)
     assert metrics == {name: expected[name] for name in metrics}
     # Without a trained observation there is none.
     nothing = replace(rows, row_weight=torch.zeros_like(rows.row_weight))
-    assert "wm_p_first" not in material(cfg, s, nothing, 0)
+    assert not {"wm_p_first", "wm_p_most"} & {*material(cfg, s, nothing, 1)}
+
+
+def test_the_most_predicted_material_is_measured_over_all_boxes(start):
+    policy = load_policy(str(start))
+    with torch.no_grad():
+        p = [policy.model(torch.tensor([policy.encode(f"Box of {name} hammer")])).logits[0, -1]
+             .softmax(-1) for name in boxes.NAMES]
+    means = {word: torch.stack(p)[:, policy.encode(f" {word}")].mean().item()
+             for word in boxes.MATERIALS}
+    assert most_predicted(policy) == pytest.approx(max(means.values()), rel=1e-5)
+    # 1 if the model is sure of the same material everywhere.
+    always = torch.zeros(len(boxes.NAMES), 4, len(policy.tokenizer))
+    always[..., policy.encode(" ice")] = 1e3
+    sure = SimpleNamespace(
+        encode=policy.encode, device=policy.device, model=lambda ids: SimpleNamespace(logits=always)
+    )
+    assert most_predicted(sure) == 1.0
 
 
 def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monkeypatch):

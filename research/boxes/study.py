@@ -1,7 +1,7 @@
 """The runs of PROTOCOL.md: SmolLM2 in the world of boxes (examples/boxes.py).
 
     python -m research.boxes.study run      what runs.jsonl lacks, seed by seed
-    python -m research.boxes.study table    all runs as tables, and curves.png
+    python -m research.boxes.study table    all runs as tables, and both pictures
     python -m research.boxes.study norms    norms.json
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/boxes. A finished one is
@@ -37,6 +37,8 @@ ARMS = {
     "echo": ECHO,
     "paw-ce": ["--wm-loss", "ce", "--wm-scale", "1"],
     "paw-30": ["--wm-scale", "30"],
+    "mae": ["--rho", "1"],
+    "alpha-1": ["--alpha", "1"],
     "echo-selection": [*ECHO, "--alpha", "0.75"],
     "echo-balance": [*ECHO, "--lambda-g", "adaptive"],
     "probable": ["--wm-scale", "1"],  # examples/probable.py
@@ -53,7 +55,8 @@ DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
     ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("echo-selection", "echo"),
     ("echo-balance", "echo"), ("probable", "echo"), ("probable", "paw"), ("paw-30", "grpo"),
-    ("paw-30", "paw"), ("grpo-natural", "grpo"), ("paw-natural", "paw"),
+    ("paw-30", "paw"), ("paw", "mae"), ("mae", "grpo"), ("alpha-1", "paw"),
+    ("grpo-natural", "grpo"), ("paw-natural", "paw"),
 )
 OF_SERIALS = (
     ("paw-serials", "grpo-serials"), ("echo-serials", "grpo-serials"),
@@ -61,7 +64,13 @@ OF_SERIALS = (
     ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
     ("paw-serials", "placebo-serials"),
 )
-KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # a value per update
+DETAILS = {  # of a picture: suffix of its arms -> what is special about a method in it
+    "": {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"},
+    "-serials": {"paw": "scale 30", "echo": "weight 0.05", "probable": "weight 1"},
+}
+# A value per update of each of these, None where it was not measured: wm_p_first where no
+# observation is trained since all groups win everything, wm_p_most in four of five updates.
+KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first", "wm_p_most")
 RUNS = FOLDER / "runs.jsonl"
 EXPLORATION = FOLDER / "exploration.jsonl"
 NORMS = FOLDER / "norms.json"
@@ -80,10 +89,9 @@ def train(job: tuple[str, int]) -> dict:
         flags = ["probable", *flags]
     start, *updates = study.play(module, flags, OUT / f"{arm}-{seed}")
     held_out = [start["eval_success"], updates[-1]["eval_success"]]  # start and end
-    # None: in an update in which all groups win everything, no observation is scored.
     curves = {
         key: [round(line[key], 4) if key in line else None for line in updates]
-        for key in KEPT if key in updates[0]
+        for key in KEPT if any(key in line for line in updates)
     }
     return {"arm": arm, "seed": seed, "held_out": held_out} | curves
 
@@ -101,7 +109,8 @@ def table() -> None:
     """Print all runs, and draw the curves. README.md has the differences."""
     runs = study.read_runs(RUNS)
     print(by_run(runs), explored(), sep="\n\n")
-    draw(runs)
+    for suffix in DETAILS:
+        draw(runs, suffix)
 
 
 def by_run(runs: study.Runs) -> str:
@@ -150,15 +159,21 @@ def norms() -> str:
     return study.markdown_table(header, lines)
 
 
-def draw(runs: study.Runs) -> None:
-    """Success of WINDOW updates together, each arm over the seeds that it has."""
-    drawn = [arm for arm in ARMS if len(study.seeds_of(runs, arm)) >= LEAST]
+def draw(runs: study.Runs, suffix: str) -> None:
+    """Success of WINDOW updates together, each arm over the seeds that it has.
+
+    suffix: "" for the arms without serial numbers, "-serials" for those with them.
+    """
+    drawn = [
+        arm for arm in ARMS
+        if arm.endswith("-serials") == bool(suffix) and len(study.seeds_of(runs, arm)) >= LEAST
+    ]
     curves = {
-        "ce" if arm == "paw-ce" else arm: of_seeds
+        "ce" if arm == "paw-ce" else arm.removesuffix(suffix): of_seeds
         for arm, of_seeds in study.curves(runs, drawn, WINDOW).items()
     }
-    details = {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"}
-    draw_success(FOLDER / "curves.png", range(WINDOW, UPDATES + 1, WINDOW), curves, details)
+    updates = range(WINDOW, UPDATES + 1, WINDOW)
+    draw_success(FOLDER / f"curves{suffix}.png", updates, curves, DETAILS[suffix])
 
 
 def measure_norms() -> None:

@@ -123,7 +123,7 @@ def differences(runs: study.Runs, pairs: list[tuple[str, str]]) -> str:
 
 def draw(runs: study.Runs, suffix: str) -> None:
     """Success of the episodes of ten updates, each arm over the seeds that it has."""
-    arms = [arm + suffix for arm in ("paw", "grpo", "placebo", "echo", "ce")]
+    arms = [arm + suffix for arm in ("paw", "grpo", "placebo", "echo", "ce", "probable")]
     curves = {
         arm.removesuffix(suffix): of_seeds
         for arm, of_seeds in study.curves(runs, arms, window=10).items()
