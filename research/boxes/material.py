@@ -7,7 +7,7 @@ The flags are those of examples.boxes. The metrics:
 
     wm_p_first   probability of the true one, mean over the rows whose observation is trained
     wm_p_most    of the most predicted one, mean over all boxes after a hammer, after every fifth
-                 update. 1/8: the boxes are told apart, or nothing is known. 1: it is always the same.
+                 update. 1/8: the boxes are told apart, or nothing is known. 1: always the same.
 """
 
 import sys
