@@ -124,13 +124,13 @@ def by_run(runs: study.Runs) -> str:
 
 def differences(runs: study.Runs, pairs: tuple[tuple[str, str], ...]) -> str:
     """A table of paired differences, each over the seeds that both arms have; if none, left out."""
-    measures = study.training_area, study.training_end
+    measures = study.training_area, study.training_end, half
     lines = []
     for a, b in pairs:
         if n_seeds := len(study.seeds_of(runs, a, b)):
             cells = [study.difference(runs, a, b, measure, LEAST) for measure in measures]
             lines.append([f"{a} - {b}", n_seeds, *cells])
-    header = ["difference", "seeds", "mean of the curve", "last ten"]
+    header = ["difference", "seeds", "mean of the curve", "last ten", "updates until half"]
     return study.markdown_table(header, lines)
 
 
