@@ -46,10 +46,13 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
     """
     with user_errors():
         env, *argv = sys.argv[1:] or [""]
+        first = f"one of {', '.join(NAMES)}, or a module such as examples.locks"
+        if env in ("-h", "--help"):
+            print(f"{doc}\nThe first word is {first}; with --help behind it, this lists its flags.")
+            return
         if env not in NAMES and "." not in env:
-            names = ", ".join(NAMES)
-            raise UserError(f"{env!r} is not a benchmark: the first word must be one of {names}, "
-                            "or a module such as examples.locks; the others are its flags.")
+            raise UserError(f"{env!r} is not a benchmark: the first word must be {first}; the "
+                            "others are its flags.")
         presets = {name: preset | settings for name, preset in presets_of(env).items()}
         if env in NAMES:
             main(env, presets, doc, learn, argv)

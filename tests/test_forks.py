@@ -129,7 +129,6 @@ def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
 
 @pytest.mark.parametrize("argv, part", [
     ([], "the first word must be one of alfworld, websh"),
-    (["--help"], "the first word must be one of alfworld, websh"),
     (["kitchen"], "the first word must be one of alfworld, websh"),
     (["examples.kitchen"], "examples.kitchen is not a module here"),
     (["paw_min.envs.search.presets"], "has no function run"),
@@ -138,6 +137,14 @@ def test_the_first_word_is_a_benchmark_or_a_world(argv, part, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match=f"^error: .*{part}"):
         cli.fork(conflict.conflict, {}, "doc")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_help_of_a_fork_has_its_docstring_and_the_first_words(flag, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["x", flag])
+    cli.fork(conflict.conflict, {}, "What it computes.")
+    printed = capsys.readouterr().out
+    assert printed.startswith("What it computes.") and "alfworld, webshop" in printed
 
 
 @pytest.mark.parametrize("name", ["locks", "hidden", "boxes", "scienceworld"])
