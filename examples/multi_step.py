@@ -21,6 +21,7 @@ from paw_min.config import Config
 from paw_min.metrics import describe_selection
 from paw_min.rows import Rows, TokenRow
 from paw_min.running.session import Session
+from paw_min.targets import cut
 from paw_min.train import learn_jointly
 from paw_min.update import select_transitions
 
@@ -36,13 +37,6 @@ def multi_step(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     longer = with_later_observations(rows.tokens, rows.trajectory, STEPS)
     rows = replace(rows, tokens=[cut(row, s.policy.positions) for row in longer])
     return describe_selection(rows) | learn_jointly(cfg, s, rows, k)
-
-
-def cut(row: TokenRow, positions: int) -> TokenRow:
-    """The row without target tokens beyond the model's positions, as a rollout cuts them."""
-    left = positions - len(row.prompt_ids) - len(row.response_ids) - len(row.separator_ids)
-    given = [k for k in row.given if k < left]
-    return replace(row, obs_ids=row.obs_ids[:left], given=given)
 
 
 def without_repeats(cfg: Config, rows: Rows) -> Rows:

@@ -19,7 +19,6 @@ The flags are those of the benchmark's run script. Legend: N rows of the update.
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from paw_min import update
 from paw_min.cli import fork
@@ -56,6 +55,8 @@ def tapo(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
         return metrics
     # Its rows have no response, so only the world-model loss has a gradient.
     wm_rows = tapo_rows(cfg, s.policy, rows)
+    if not wm_rows.tokens:
+        return metrics
     key = (cfg.seed, k, "world model")
     learned = update.learn(cfg, s.policy, s.optimizer, wm_rows, seed_key=key)
     for name, value in learned.items():
@@ -68,29 +69,29 @@ def tapo(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
 
 
 def tapo_rows(cfg: Config, policy: Policy, rows: Rows) -> Rows:
-    """The same transitions as TAPO's rows with its weights; they have no response."""
+    """The selected transitions with a target, as TAPO's rows with its weights.
+
+    They have no response. Others are left out: on a mini-batch without a target, the gradient is 0,
+    and AdamW would still move by its moments.
+
+    The weights w_i make sum_i w_i * loss_i Eq. 6: it has the log-probability of the whole
+    observation, a sum over its n_i tokens, where loss_i is their mean.
+    """
+    chosen = zip(rows.transitions, rows.tokens, rows.selected.tolist())
     tokens = [
         transition_row(cfg, policy, transition, row.obs_ids)
-        for transition, row in zip(rows.transitions, rows.tokens)
+        for transition, row, keep in chosen
+        if keep and row.obs_ids
     ]
+    n_targets = torch.tensor([len(row.obs_ids) for row in tokens])  # (M,)
     return replace(
         rows,
         tokens=tokens,
         advantage=torch.zeros(len(tokens)),
-        row_weight=tuple_weights(rows.selected, [len(row.obs_ids) for row in tokens]),
+        row_weight=n_targets / max(1, len(tokens)),
         old_logp=None,
         ref_logp=None,
     )
-
-
-def tuple_weights(selected: Tensor, n_targets: list[int]) -> Tensor:
-    """w_i such that sum_i w_i * loss_i is TAPO's Eq. 6 -> (N,): n_i / M for the M selected rows.
-
-    The equation has the log-probability of the whole observation, a sum over its n_i tokens, where
-    loss_i is their mean. Each row weighs 1 / M, whatever its group.
-    """
-    share = 1 / max(1, int(selected.sum()))
-    return torch.tensor([n * share * keep for n, keep in zip(n_targets, selected.tolist())])
 
 
 def transition_row(

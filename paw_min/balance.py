@@ -24,7 +24,9 @@ def lambda_g(mean_return: Tensor | float, r_max: float) -> Tensor:
     return (1.0 - torch.as_tensor(mean_return) / r_max).clamp(0.0, 1.0)
 
 
-def group_mean_return(returns: Sequence[float], group: Sequence[Hashable]) -> dict:
+def group_mean_return(
+    returns: Sequence[float], group: Sequence[Hashable]
+) -> dict[Hashable, float]:
     """Mean over the *episodes* of each group, not over their steps: {group: R-bar_g}.
 
     returns, group: one entry per episode.

@@ -8,6 +8,7 @@ import torch
 
 from paw_min import losses
 from paw_min.base import distributed
+from paw_min.model.batches import Batch
 from paw_min.rows import Episode, Rows
 
 
@@ -70,7 +71,7 @@ class UpdateMetrics:
         self.sums = defaultdict(float)  # sums of value * weight
         self.weights = defaultdict(float)
 
-    def add_pass(self, parts, batch) -> None:
+    def add_pass(self, parts, batch: Batch) -> None:
         """One micro-batch: update.LossParts, and its Batch."""
         # A term is its micro-batch's part of the loss of a step: the parts of a step add up, and
         # the metric is the mean over the steps.

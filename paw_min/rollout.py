@@ -32,7 +32,8 @@ from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Pool, Step, Turn
-from paw_min.model.sampler import Request, Response
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import Request, Response, Sampler
 from paw_min.rows import Episode, Transition
 
 
@@ -43,7 +44,8 @@ class Rollout:
 
 
 def rollout(
-    cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
+    cfg: Config, policy: Policy, sampler: Sampler, pool: Pool,
+    tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
     benchmark: Benchmark | None = None, numbered_from: int = 0,
 ) -> Rollout:
@@ -100,9 +102,10 @@ def rollout(
     metrics["env_wait"] = metrics["seconds_env"] / seconds
     # From here on, every rank has the episodes of all ranks.
     metrics = _over_ranks(distributed.all_gather([metrics]))
-    played = Rollout(distributed.all_gather(mine), metrics)
-    played.metrics["responses_cut"] /= max(1, sum(len(e.transitions) for e in played.episodes))
-    return played
+    episodes = distributed.all_gather(mine)
+    n_responses = sum(len(episode.transitions) for episode in episodes)
+    metrics["responses_cut"] /= max(1, n_responses)  # a fraction from here on
+    return Rollout(episodes, metrics)
 
 
 COUNTS = ("tokens_generated", "prompts_cut", "responses_cut", "obs_tokens_cut")

@@ -11,11 +11,19 @@ from paw_min.base.seeds import generator
 from paw_min.rows import TokenRow
 
 
-def shuffled(rows: list[TokenRow], seed: int, update: int) -> list[TokenRow]:
+def cut(row: TokenRow, positions: int) -> TokenRow:
+    """The row without target tokens beyond the model's positions, as a rollout cuts them."""
+    left = positions - len(row.prompt_ids) - len(row.response_ids) - len(row.separator_ids)
+    given = [k for k in row.given if k < left]
+    return replace(row, obs_ids=row.obs_ids[:left], given=given)
+
+
+def shuffled(rows: list[TokenRow], positions: int, seed: int, update: int) -> list[TokenRow]:
     """Give each row with an observation that of another such row, by a cycle drawn per update.
 
     A cycle over all rows leaves no row its own. Texts that occur several times may still coincide.
-    If only one row has an observation, it gets no target.
+    If only one row has an observation, it gets no target. A row whose prompt and response are long
+    may have no room for all of it: positions are the model's.
     """
     cycle = [i for i, row in enumerate(rows) if row.obs_ids]
     generator("shuffled", seed, update).shuffle(cycle)
@@ -24,5 +32,6 @@ def shuffled(rows: list[TokenRow], seed: int, update: int) -> list[TokenRow]:
         if source == i:
             result[i] = replace(rows[i], obs_ids=[], given=[])
         else:
-            result[i] = replace(rows[i], obs_ids=rows[source].obs_ids, given=rows[source].given)
+            row = replace(rows[i], obs_ids=rows[source].obs_ids, given=rows[source].given)
+            result[i] = cut(row, positions)
     return result

@@ -70,7 +70,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
             return
 
         print_start(cfg, s)
-        if 0 < s.done >= cfg.updates:
+        if s.done and s.done >= cfg.updates:
             # A run folder has the settings and the name of `learn`, but not the code.
             console.say(f"all {s.done} updates were done before: nothing is trained. After a "
                         "change of the code, use another --name.")
@@ -119,6 +119,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
     began = time.perf_counter()
     played = collect(cfg, s, k)
+    warn(cfg, s, k, played)
     # An episode whose environment broke is neither trained on nor counted in its group.
     episodes = [e for e in played.episodes if not e.failed]
     if not episodes:
@@ -149,7 +150,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     return describe_episodes(played.episodes) | learned | played.metrics | {
         "sampler_gap": gap,
         # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
-        "memory_gb": peak_memory(s.policy.device, getattr(s.sampler, "asleep", 0)),
+        "memory_gb": peak_memory(s.policy.device, s.sampler.asleep),
         "seconds_rollout": seconds_rollout,
         "seconds_old_pass": seconds_old_pass,
         "seconds_update": seconds_update,
@@ -166,10 +167,14 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     # `sync` loads the current weights into the sampler. At the end of the block, it frees the
     # sampler's memory.
     with s.sampler.sync(s.policy):
-        played = rollout(
+        return rollout(
             cfg, s.policy, s.sampler, s.pool, task_of_episode, group_of_episode,
             temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
         )
+
+
+def warn(cfg: Config, s: Session, k: int, played: Rollout) -> None:
+    """Say what the data of rollout k lack."""
     # A broken environment costs its episode, not the run; say so, since it changes the data.
     for episode in played.episodes:
         if episode.failed:
@@ -183,7 +188,6 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
             console.say(f"the model reads words of the environment as <unk>: "
                         f"{', '.join(words):.100}. If the environment has changed, delete "
                         f"{cfg.model}, so that it is made again, and use another --name.")
-    return played
 
 
 def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:

@@ -63,7 +63,7 @@ def prepare(
     """Lines 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
 
     rows: those of rows.flatten, the same on every rank; not changed. reference: frozen policy
-    of the KL term. update: its number, for the placebo's draw.
+    of the KL term. update: its number; the placebo of each is another draw.
     """
     # One pass without gradient gives log pi_old(a_t), of the ratio, and H(a_t | h_t), of Eq. 4. It
     # comes before the first optimizer step, because both belong to the policy that sampled.
@@ -96,7 +96,7 @@ def prepare(
     row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
     tokens = rows.tokens
     if cfg.wm_target == "shuffled":
-        tokens = targets.shuffled(tokens, cfg.seed, update)
+        tokens = targets.shuffled(tokens, policy.positions, cfg.seed, update)
     return replace(
         rows,
         tokens=tokens,
@@ -153,22 +153,21 @@ def learn(
     # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
     # nothing beyond RL.
     with_obs = (rows.row_weight > 0).tolist()
-    # One epoch: each row is used once, so the ratio pi / pi_old stays near 1.
     metrics = UpdateMetrics(n_steps=len(minis))
-    bar = progress_bar(n_rows, "learn", "row")
-    for mini in minis:  # line 5, over random rows of all groups
-        optimizer.zero_grad()
-        # Micro-batches only bound the memory; they change neither the loss nor its gradient.
-        for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
-            parts = loss_parts(cfg, policy, rows, mini, batch, world_model_loss)
-            loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
-            check_finite(loss, parts.terms)
-            loss.backward()  # gradients of the micro-batches add up in place
-            metrics.add_pass(parts, batch)
-            bar.update(len(batch.index) * distributed.n_ranks())  # the ranks advance together
-        norm = gradient_step(policy, optimizer)
-        metrics.add_mean("grad_norm", norm.item(), weight=1)
-    bar.close()
+    with progress_bar(n_rows, "learn", "row") as bar:
+        # One epoch: each row is used once, so the ratio pi / pi_old stays near 1.
+        for mini in minis:  # line 5, over random rows of all groups
+            optimizer.zero_grad()
+            # Micro-batches only bound the memory; they change neither the loss nor its gradient.
+            for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
+                parts = loss_parts(cfg, policy, rows, mini, batch, world_model_loss)
+                loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
+                check_finite(loss, parts.terms)
+                loss.backward()  # gradients of the micro-batches add up in place
+                metrics.add_pass(parts, batch)
+                bar.update(len(batch.index) * distributed.n_ranks())  # the ranks advance together
+            norm = gradient_step(policy, optimizer)
+            metrics.add_mean("grad_norm", norm.item(), weight=1)
     return metrics.result()
 
 

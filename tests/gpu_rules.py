@@ -72,12 +72,12 @@ def sampling() -> None:
 def reference() -> None:
     """Where it stays on the GPU, none of its weights is copied in an update."""
     folder = default_model("alfworld")
-    policy = load_policy(folder, device="cuda")
     rows = SimpleNamespace(tokens=TOKEN_ROWS)
     cfg = Config(kl_coef=0.1)
     found = {}
     for precision, home in (("fp32", "cpu"), ("bf16", "cpu"), ("bf16", "cuda")):
-        frozen = make_reference(cfg, policy, folder, precision, home)
+        policy = load_policy(folder, device="cuda", precision=precision)
+        frozen = make_reference(cfg, policy, folder, home)
         WORK.clear()
         reference_logp(cfg, policy, frozen, rows)
         assert frozen.device.type == home

@@ -252,7 +252,20 @@ def test_tapo_trains_on_rl_alone_and_then_on_the_world_model_alone(monkeypatch):
             assert "wm_loss" not in metrics
     assert not torch.equal(weights_of(s.policy), weights_of(baseline.policy))
     assert metrics["wm_loss"] > 0 and metrics["grad_norm_wm_alone"] > 0
-    assert tapo.tuple_weights(torch.tensor([False, False]), [0, 3]).tolist() == [0, 0]
+
+
+def test_tapo_makes_no_step_without_a_target(monkeypatch):
+    """AdamW would move by its moments and its decay."""
+    monkeypatch.setattr(tapo, "EVERY", 1)
+    cfg = Config(**BASE | tapo.SETTINGS)
+    s = session(cfg.lr)
+    rows = prepared(cfg, s)
+    nothing = replace(rows, selected=torch.zeros_like(rows.selected))
+    steps = gradients_of_steps(s)
+    tapo.tapo(cfg, s, nothing, 1)
+    assert len(steps) == len(mini_batches(len(ROWS), cfg.mini_batch, (0, 1)))  # RL's
+    # Nor does a mini-batch have a row without one.
+    assert all(row.obs_ids for row in tapo.tapo_rows(cfg, s.policy, rows).tokens)
 
 
 @pytest.mark.parametrize("settings", [{}, dict(micro_tokens=1), dict(mini_batch=8)])
@@ -268,10 +281,10 @@ def test_tapos_gradient_is_that_of_a_plain_loop(settings, monkeypatch):
     steps = gradients_of_steps(s)
     tapo.tapo(cfg, s, rows, 1)
     # Half of the steps are RL's. A mini-batch estimates the whole gradient from its rows.
-    minis = mini_batches(len(ROWS), cfg.mini_batch, (0, 1, "world model"))
-    assert len(steps) == 2 * len(minis)
-    parts = zip(minis, steps[len(minis) :], strict=True)
-    ours = sum(len(mini) / len(ROWS) * step for mini, step in parts)
+    n = sum(bool(t.obs_ids) for t in ROWS)
+    minis = mini_batches(n, cfg.mini_batch, (0, 1, "world model"))
+    parts = zip(minis, steps[-len(minis) :], strict=True)
+    ours = sum(len(mini) / n * step for mini, step in parts)
 
     plain = make_policy()
     answers = [tapo.transition_row(cfg, plain, t, t.obs_ids) for t in ROWS if t.obs_ids]

@@ -50,7 +50,7 @@ def test_states_of_ppo_and_of_shards():
     assert sharded.reference == of().reference  # whole
     assert of(ranks=4).states == 16 * N
     assert of(kl_coef=0.0).reference == of(lora_rank=8).reference == 0
-    assert make_reference(Config(kl_coef=0.0), make_policy(), "nowhere", "fp32", "cpu") is None
+    assert make_reference(Config(kl_coef=0.0), make_policy(), "nowhere", "cpu") is None
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -116,7 +116,7 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least, monk
 def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind, tmp_path):
     folder = write(kind, tmp_path, **KINDS[kind])
     plain = load_policy(folder, precision="bf16")
-    frozen = make_reference(BASE, plain, folder, "bf16", "cpu")
+    frozen = make_reference(BASE, plain, folder, "cpu")
     both = [score_responses(policy, TOKEN_ROWS, 1000).logp for policy in (plain, frozen)]
     assert torch.equal(*both)
     assert stored(frozen) < stored(plain)
@@ -130,8 +130,9 @@ def stored(policy) -> int:
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_the_reference_is_estimated_as_it_is_stored(family, precision, tmp_path):
     policy = make_policy(family)
+    policy.precision = precision
     policy.save(tmp_path)
-    frozen = make_reference(BASE, policy, str(tmp_path), precision, "cpu")
+    frozen = make_reference(BASE, policy, str(tmp_path), "cpu")
     model = empty_model(policy.model.config, family)
     ours = estimate(BASE, model, 1, precision, gpu_bytes=0)
     assert ours.reference == stored(frozen)

@@ -87,7 +87,7 @@ def test_separators_count_in_the_budget():
 def test_no_row_keeps_its_own_observation(seed):
     # Every third has none, the others have an action between.
     rows = [TokenRow([k], [k], [k] * (k % 3), given=[0] * (k % 3 > 1)) for k in range(3, 20)]
-    mixed = targets.shuffled(rows, seed, 1)
+    mixed = targets.shuffled(rows, 99, seed, 1)
     assert [(r.prompt_ids, r.response_ids) for r in mixed] == [
         (r.prompt_ids, r.response_ids) for r in rows
     ]
@@ -100,17 +100,25 @@ def test_no_row_keeps_its_own_observation(seed):
 
 
 def test_the_placebo_is_drawn_per_update_and_a_lone_row_has_none():
-    drawn = [targets.shuffled(ROWS, *key) for key in ((0, 1), (0, 1), (1, 1), (0, 2))]
+    drawn = [targets.shuffled(ROWS, 999, *key) for key in ((0, 1), (0, 1), (1, 1), (0, 2))]
     assert drawn[0] == drawn[1] and drawn.count(drawn[0]) == 2
-    alone = targets.shuffled([TokenRow([1], [2], []), TokenRow([1], [2], [3])], 0, 1)
+    alone = targets.shuffled([TokenRow([1], [2], []), TokenRow([1], [2], [3])], 9, 0, 1)
     assert [row.obs_ids for row in alone] == [[], []]
+
+
+def test_a_placebo_ends_at_the_models_positions():
+    """A long prompt may have no room for another row's observation."""
+    rows = [TokenRow([1] * 30, [2] * 8, [3]), TokenRow([1], [2], [4] * 12, given=[0, 11])]
+    long, short = targets.shuffled(rows, 40, 0, 1)
+    assert (long.obs_ids, long.given) == ([4, 4], [0])
+    assert short.obs_ids == [3]
 
 
 def test_the_placebo_changes_targets_and_nothing_else():
     cfg = Config(**BASE | dict(wm_target="shuffled"))
     plain = prepare(Config(**BASE), make_policy(), None, flatten(EPISODES))
     placebo = prepare(cfg, make_policy(), None, flatten(EPISODES), 3)
-    assert placebo.tokens == targets.shuffled(ROWS, cfg.seed, 3) != plain.tokens == ROWS
+    assert placebo.tokens == targets.shuffled(ROWS, 9999, cfg.seed, 3) != plain.tokens == ROWS
     for name in ("selected", "row_weight", "advantage", "entropy"):
         assert torch.equal(getattr(placebo, name), getattr(plain, name)), name
     assert placebo.lambdas == plain.lambdas

@@ -92,7 +92,7 @@ class Policy(torch.nn.Module):
         hidden = hidden[batch.at - 1]  # (M, D)
         # Logits are linear in the hidden states, so dividing these applies the temperature. Only
         # responses were sampled at it: the observation's rows keep 1.
-        divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
+        divisor = torch.ones(len(hidden), 1, device=hidden.device)  # (M, 1) fp32
         divisor[: batch.n_response] = self.temperature
         head_type = torch.bfloat16 if self.precision == "bf16" else head.weight.dtype
         hidden = (hidden / divisor).to(head_type)

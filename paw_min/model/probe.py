@@ -25,7 +25,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.lora import random_adapters
 from paw_min.model.policy import Policy
-from paw_min.model.sampler import Request
+from paw_min.model.sampler import Request, Sampler
 from paw_min.model.scoring import response_mask, score_responses
 from paw_min.rows import Episode, Rows, TokenRow, logps_of
 
@@ -74,7 +74,7 @@ def check_panel(cfg: Config, policy: Policy, episodes: list[Episode], when: str)
     )
 
 
-def check_start(cfg: Config, policy: Policy, sampler) -> float:
+def check_start(cfg: Config, policy: Policy, sampler: Sampler) -> float:
     """The same of two responses to each of the PROMPTS. Collective: each rank asks its sampler."""
     with random_adapters(policy.model, ADAPTERS):
         try:
@@ -93,7 +93,9 @@ def check_start(cfg: Config, policy: Policy, sampler) -> float:
         return compare(cfg, policy, rows, logps, policy.temperature, "start")
 
 
-def ask(cfg: Config, policy: Policy, sampler) -> Iterator[tuple[TokenRow, list[float]]]:
+def ask(
+    cfg: Config, policy: Policy, sampler: Sampler
+) -> Iterator[tuple[TokenRow, list[float]]]:
     """Two responses to each of the PROMPTS, with the sampler's log-probabilities."""
     prompts = [policy.encode_chat(text)[-cfg.max_prompt_tokens :] for text in 2 * PROMPTS]
     queue = deque(Request(i, ids, seed=i) for i, ids in enumerate(prompts))

@@ -18,9 +18,7 @@ from paw_min.model.scoring import score_responses
 from paw_min.rows import Rows
 
 
-def make_reference(
-    cfg: Config, policy: Policy, folder: str, precision: str, device: str
-) -> Policy | None:
+def make_reference(cfg: Config, policy: Policy, folder: str, device: str) -> Policy | None:
     """The reference of this policy; None without a KL term.
 
     folder: the start model. device: where the reference is between its passes.
@@ -29,7 +27,7 @@ def make_reference(
         return None
     if cfg.lora_rank:
         return policy
-    return freeze(load_policy(folder, cfg.temperature, "cpu", precision)).to(device)
+    return freeze(load_policy(folder, cfg.temperature, "cpu", policy.precision)).to(device)
 
 
 def freeze(policy: Policy) -> Policy:

@@ -20,8 +20,9 @@ response.
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +46,20 @@ class Response:
     ids: list[int]  # the sampled ones, up to and including the first end token
     logps: list[float]  # log-probability of each token, in nats, at the sampling temperature
     cut: bool = False  # stopped by the limit of tokens, before an end token
+
+
+class Sampler(Protocol):
+    """HFSampler below, or VLLMSampler."""
+
+    asleep: int  # bytes that it has released on the GPU, but that torch counts as allocated
+
+    def sync(self, policy: Policy) -> AbstractContextManager: ...
+
+    def generate(
+        self, queue: deque[Request], temperature: float, max_tokens: int
+    ) -> Iterator[list[Response]]: ...
+
+    def close(self) -> None: ...
 
 
 class GumbelNoise(LogitsProcessor):
@@ -82,6 +97,7 @@ class HFSampler:
 
     def __init__(self):
         self.free = 0  # bytes of the GPU in this `sync`
+        self.asleep = 0
 
     @contextmanager
     def sync(self, policy: Policy):

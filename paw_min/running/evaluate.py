@@ -8,13 +8,15 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.interface import Benchmark, Pool
 from paw_min.metrics import describe_episodes, mean
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import Sampler
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Episode
 
 
 def evaluate(
-    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0,
-    benchmark: Benchmark | None = None,
+    cfg: Config, policy: Policy, sampler: Sampler, pool: Pool, tasks: list[str],
+    trial_seed: int = 0, benchmark: Benchmark | None = None,
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 

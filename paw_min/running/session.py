@@ -37,7 +37,7 @@ from paw_min.model.chat import turn_text
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.probe import check_start
 from paw_min.model.reference import make_reference
-from paw_min.model.sampler import HFSampler
+from paw_min.model.sampler import HFSampler, Sampler
 from paw_min.model.shard import shard_policy
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.ppo import LR_FACTOR, load_critic
@@ -55,7 +55,7 @@ class Session:
     policy: Policy
     reference: Policy | None  # frozen model of the KL term; with LoRA the policy itself
     optimizer: torch.optim.Optimizer
-    sampler: HFSampler | VLLMSampler
+    sampler: Sampler
     pool: Pool
     tasks: Tasks  # held_out: the evaluation panel, the same in every run
     done: int  # updates of the checkpoint that it continues; 0: from the start model
@@ -103,7 +103,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         check_start(cfg, policy, sampler)
         reference = None
         if not eval_only:
-            reference = make_reference(cfg, policy, start_folder, precision, reference_on)
+            reference = make_reference(cfg, policy, start_folder, reference_on)
 
         slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
         slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
@@ -120,7 +120,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
 @contextmanager
 def loaded(
     cfg: Config, model: str = ""
-) -> Iterator[tuple[Policy, HFSampler | VLLMSampler]]:
+) -> Iterator[tuple[Policy, Sampler]]:
     """A model and its sampler without a run, for analyses: no data, no optimizer.
 
     model: a folder, such as a checkpoint (not an adapter's), or a name; default: the start model.
@@ -161,7 +161,7 @@ def forward_precision(precision: str, device: str) -> str:
     return precision
 
 
-def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:
+def make_sampler(cfg: Config, folder: str, precision: str) -> Sampler:
     if cfg.sampler == "transformers":
         return HFSampler()
     say("starting vLLM, which compiles: minutes without output on a GPU")

@@ -375,7 +375,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
         tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
         seconds = {False: [], True: []}  # with PaW? -> (old and reference pass, learn)
         peak = {}
-        asleep = getattr(sampler, "asleep", 0)
+        asleep = sampler.asleep
         for turn in range(2 if tiny else 4):
             for paw in seconds:
                 cfg.paw = paw
