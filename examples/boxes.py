@@ -206,10 +206,6 @@ def warm_start(policy: Policy, steps: int = WARM_STEPS, words: Sequence[str] = (
     train_on_random_rows(policy, draw, steps, WARM_ROWS, WARM_LR)
 
 
-def start_of(cfg: Config) -> Path:
-    return START_SERIALS if cfg.data == "serials" else START
-
-
 def prepare(start: Path = START) -> None:
     """Train this start model, unless it is there."""
 
@@ -223,10 +219,16 @@ def prepare(start: Path = START) -> None:
     made_once(start, make)
 
 
+def needed(cfg: Config) -> Path | None:
+    """The start model, unless --model is another one."""
+    return Path(cfg.model) if Path(cfg.model) in (START, START_SERIALS) else None
+
+
 def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
     """The command; cli.fork calls it with another `learn`."""
     with user_errors():
-        prepare(start_of(checked("boxes", presets, doc, start_of, argv)))
+        if start := needed(checked("boxes", presets, doc, needed, argv)):
+            prepare(start)
     main("boxes", presets, doc, learn, argv)
 
 

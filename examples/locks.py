@@ -185,12 +185,17 @@ def prepare() -> None:
     made_once(START, warm_start)
 
 
+def needed(cfg: Config) -> Path | None:
+    """The start model, unless --model is another one."""
+    return START if Path(cfg.model) == START else None
+
+
 def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
     """The command; cli.fork calls it with another `learn`."""
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        checked("locks", presets, doc, lambda cfg: START, argv)
-        prepare()
+        if needed(checked("locks", presets, doc, needed, argv)):
+            prepare()
     main("locks", presets, doc, learn, argv)
 
 

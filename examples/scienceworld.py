@@ -290,15 +290,14 @@ PRESETS = {
 
 def needed(cfg: Config) -> Path | None:
     """The start model, unless --model is another one."""
-    return START if cfg.model == str(START) else None
+    return START if Path(cfg.model) == START else None
 
 
 def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
     """The command; cli.fork calls it with another `learn`."""
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        cfg = checked("scienceworld", presets, doc, needed, argv)
-        if needed(cfg):
+        if needed(checked("scienceworld", presets, doc, needed, argv)):
             prepare()
     main("scienceworld", presets, doc, learn, argv)
 

@@ -108,12 +108,16 @@ def transitions(batch) -> tuple[torch.Tensor, torch.Tensor]:
     return own & generated[:, None], own & batch["obs_mask"][:, None].bool()
 
 
+ENVS = []  # all rollouts share them: an engine's memory is never freed (envs/alfworld/env.py)
+
+
 def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str, list]:
     """rollout_func: an episode per entry of `games`, with the prompts of run_alfworld.py."""
     tokenizer = trainer.processing_class
-    envs = [AlfworldEnv() for _ in games]
+    while len(ENVS) < len(games):
+        ENVS.append(AlfworldEnv())
     contexts = []
-    for env, game in zip(envs, games):
+    for env, game in zip(ENVS, games):
         step = env.reset(game)
         contexts.append(Context(step.task, step.observation, step.admissible))
     completion_ids = [[] for _ in games]
@@ -156,7 +160,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
         responses, _ = trainer._generate_single_turn(so_far, None, {}, num_generations=1)
         for n, ids in list(zip(playing, responses)):
             command = prompts.parse(decode(ids)).text
-            step = envs[n].step(command)
+            step = ENVS[n].step(command)
             context = contexts[n]
             context.history.append(Turn(context.observation, command))
             context.observation = step.observation

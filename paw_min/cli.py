@@ -53,7 +53,9 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
         if env not in NAMES and "." not in env:
             raise UserError(f"{env!r} is not a benchmark: the first word must be {first}; the "
                             "others are its flags.")
-        presets = {name: preset | settings for name, preset in presets_of(env).items()}
+        # With its name, settings that do not combine with a fork are refused before long work.
+        own = settings | {"learn": learn.__name__}
+        presets = {name: preset | own for name, preset in presets_of(env).items()}
         if env in NAMES:
             main(env, presets, doc, learn, argv)
             return
@@ -84,10 +86,10 @@ def checked(
     def can_be_read(path: str) -> bool:
         return bool(path) and (is_ready or not Path(path).is_relative_to(folder))
 
-    if can_be_read(cfg.model):
-        session.check_model(cfg, cfg.model)
     if can_be_read(cfg.data):
         session.find_tasks(cfg)
+    if can_be_read(cfg.model):
+        session.check_model(cfg, cfg.model)
     if mode == "dry-run" and not is_ready:
         print(f"{folder} is not there: the first run makes it. Repeat --dry-run then.")
         sys.exit()

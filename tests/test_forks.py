@@ -132,11 +132,24 @@ def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
     (["kitchen"], "the first word must be one of alfworld, websh"),
     (["examples.kitchen"], "examples.kitchen is not a module here"),
     (["paw_min.envs.search.presets"], "has no function run"),
+    (["examples.one_file"], "examples.one_file is no environment, it has no PRESETS"),
 ])
 def test_the_first_word_is_a_benchmark_or_a_world(argv, part, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match=f"^error: .*{part}"):
         cli.fork(conflict.conflict, {}, "doc")
+
+
+@pytest.mark.parametrize("flags", ["--no-paw", "--preset tiny echo", "--no-paw --dry-run"])
+def test_a_fork_refuses_a_baseline_before_its_start_model_is_made(
+    flags, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["x", "examples.locks", *flags.split()])
+    with pytest.raises(SystemExit) as stopped:
+        cli.fork(probable.probable, {}, "doc")
+    assert "--no-paw" in str(stopped.value) or "echo" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -152,9 +165,9 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     """It is checked and prepared with the fork's flags, then trained by the fork's method."""
     world = importlib.import_module(f"examples.{name}")
     found = {}
-    monkeypatch.setattr(world, "checked", lambda env, presets, *_: Config(seed=7))
+    own = Config(seed=7, model=str(getattr(world, "START", "")))
+    monkeypatch.setattr(world, "checked", lambda env, presets, *_: own)
     monkeypatch.setattr(world, "prepare", lambda *what: found.update(made=what))
-    monkeypatch.setattr(world, "needed", lambda cfg: True, raising=False)
     monkeypatch.setattr(world, "main", lambda *arguments: found.update(arguments=arguments))
     monkeypatch.setattr("sys.argv", ["x", f"examples.{name}", "--seed", "7"])
     cli.fork(probable.probable, dict(wm_scale=3.0), "doc")

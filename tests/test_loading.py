@@ -177,7 +177,7 @@ def test_an_encoder_in_the_cache_takes_one_request_and_one_in_a_folder_none(
     assert len(hub) == 1
 
 
-def test_what_is_nowhere_is_one_sentence(hub, tmp_path):
+def test_what_is_nowhere_is_one_sentence(hub, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="the model no/such cannot be loaded .no such folder, and"):
         load_tokenizer("no/such")
     assert len(hub) == 1
@@ -188,6 +188,9 @@ def test_what_is_nowhere_is_one_sentence(hub, tmp_path):
     with pytest.raises(ValueError, match="encoder .*the folder /no/such does not exist"):
         Encoder("/no/such")
     assert len(hub) == 1
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="^the folder runs/r/checkpoint-000001 does not exist"):
+        load_tokenizer("runs/r/checkpoint-000001")
 
 
 def test_an_adapter_from_another_working_folder(hub, tmp_path, monkeypatch):

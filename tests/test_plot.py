@@ -5,6 +5,7 @@ import json
 import pytest
 
 from examples import one_file
+from paw_min.base.errors import UserError
 from paw_min.running import plot
 from research import panels
 
@@ -58,6 +59,19 @@ def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
     lines = panel(figures, "held-out success").lines
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.4])
     assert in_legend(figures()[0]) == ["run: mean of 3 seeds (thin: each)"]
+
+
+def test_an_older_run_has_the_default_of_a_newer_setting(tmp_path, figures):
+    older = make_run(tmp_path / "run-seed1", 1, 0.2)
+    newer = make_run(tmp_path / "run-seed2", 2, 0.4)
+    config = json.loads((older / "config.json").read_text())
+    del config["wm_target"]
+    (older / "config.json").write_text(json.dumps(config))
+    plot.draw([older, newer], tmp_path)
+    assert in_legend(figures()[0]) == ["run: mean of 2 seeds (thin: each)"]
+    (older / "config.json").write_text("{")
+    with pytest.raises(UserError, match="run-seed1/config.json cannot be read"):
+        plot.draw([older, newer], tmp_path)
 
 
 def test_a_copy_is_not_another_seed(tmp_path, figures):

@@ -31,6 +31,8 @@ class Toy:
         self.resets = 0
 
     def reset(self, task):
+        if task == "hang":
+            time.sleep(600)
         if task == "corrupt":
             raise ValueError("this game is broken")
         self.task = task
@@ -167,13 +169,20 @@ class Slow(Toy):
         time.sleep(1.5)
 
 
-def test_the_first_answer_of_a_worker_has_a_limit_of_its_own(caplog, monkeypatch):
+def test_loading_has_a_limit_of_its_own(caplog, monkeypatch):
     with EnvPool(Slow, 1, 1, timeout=1.0) as pool:
         assert reset(pool, "a")[0].observation == "start of a"
     assert not caplog.messages
-    monkeypatch.setattr(pool_module, "FIRST_TIMEOUT", 0.5)
+    monkeypatch.setattr(pool_module, "LOAD_TIMEOUT", 0.5)
     with EnvPool(Slow, 1, 1) as pool:
         assert_failed(reset(pool, "a")[0], "Slot 0 failed at reset 'a': no answer within 0.5 s")
+
+
+def test_a_game_that_hangs_at_its_start_costs_the_limit_of_a_step():
+    """Not that of loading, which all episodes of a group on this game would wait for in turn."""
+    with EnvPool(Toy, 2, 1, timeout=0.5) as pool:
+        for step in reset(pool, ["hang", "hang"]):
+            assert_failed(step, "failed at reset 'hang': no answer within 0.5 s")
 
 
 def test_a_worker_that_does_not_start_ends_in_one_sentence(tmp_path, monkeypatch):

@@ -3,14 +3,18 @@
 A fake server in this process simulates other servers and their failures.
 """
 
+import asyncio
 import base64
 import gzip
 import re
 import signal
+import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -105,6 +109,34 @@ def test_a_port_that_is_taken(corpus):
         taken = other.getsockname()[1]
         with pytest.raises(UserError, match=f"port {taken} of 127.0.0.1 cannot be opened"):
             search_server.main(["--corpus", str(corpus), "--port", str(taken)])
+    with pytest.raises(UserError, match="of 192.0.2.1 cannot .* choose another --host or --port"):
+        search_server.listen("192.0.2.1", 0)
+
+
+def test_a_busy_server_says_that_it_is_alive():
+    """FastAPI has 40 threads for searches."""
+    go = threading.Event()
+
+    def search(queries, k):
+        go.wait(30)
+        return [[] for _ in queries]
+
+    app = search_server.make_app(SimpleNamespace(corpus=[], search=search))
+
+    async def ask() -> dict:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            body = {"queries": ["a"], "topk": 1}
+            searches = [asyncio.create_task(client.post("/retrieve", json=body)) for _ in range(50)]
+            await asyncio.sleep(0.2)
+            try:
+                answer = await asyncio.wait_for(client.get("/health"), 5)
+            finally:
+                go.set()
+            await asyncio.gather(*searches)
+            return answer.json()
+
+    assert asyncio.run(ask())["status"] == "ready"
 
 
 @pytest.mark.parametrize("flag", ["--corpus", "--index", "--encoder", "--corpsu", "--port"])

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Benchmark
+from paw_min.envs.interface import Benchmark, Tasks
 from paw_min.rows import Episode, Transition
+from paw_min.running.session import find_tasks
 from paw_min.running.tasks import draw_groups, panel, unknown_words
 
 KINDS = ("clean", "cool", "heat", "look", "pick", "pick_two")
@@ -47,6 +49,14 @@ def test_panel_is_fixed_balanced_and_without_repeats():
     for wrong in (0, 121):
         with pytest.raises(ValueError, match=f"panel of {wrong} from 120 tasks"):
             panel(tasks, wrong)
+
+
+def test_a_held_out_split_without_tasks_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(BENCHMARKS, "own", SimpleNamespace(
+        load=lambda cfg, data: Tasks(["a", "b"], [], make_pool=None)
+    ))
+    with pytest.raises(UserError, match="^the held-out split has no tasks: choose another"):
+        find_tasks(Config(env="own", data="d", groups=1))
 
 
 def test_unknown_words_are_those_that_the_environment_says_first(monkeypatch):

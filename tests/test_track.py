@@ -70,6 +70,15 @@ def test_tensorboard_without_points_twice(tracker, tmp_path):
 
 
 @pytest.mark.slow
+def test_tensorboard_has_the_updates_of_a_time_without_it(tracker, tmp_path):
+    for done in ([], LINES[:3]):  # the second start: updates 1 and 2 were made without --track
+        opened = tracker("tensorboard", done)
+        opened.log(LINES[len(done)])
+        opened.close()
+    assert curves(tmp_path)["success"] == close((k, k / 10) for k in range(4))
+
+
+@pytest.mark.slow
 def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_lines(tracker, in_wandb, tmp_path):
     for name in ("tensorboard", "wandb"):
         opened = tracker(name, LINES[:3])

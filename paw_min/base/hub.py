@@ -16,7 +16,7 @@ HUB_TIMEOUT = 10.0  # seconds for an answer
 
 def look_on_hub(name: str) -> None:
     """An error for a name that is not a folder and that the hub does not give."""
-    if Path(name).exists() or constants.HF_HUB_OFFLINE:
+    if Path(name).exists():
         return
     is_name = not os.path.lexists(name)  # a link to a missing disk is not a name
     try:
@@ -26,7 +26,8 @@ def look_on_hub(name: str) -> None:
     if not is_name:
         raise UserError(f"the folder {name} does not exist: give a model folder, or the name of a "
                         "model on the Hugging Face hub.")
-    ask(name)
+    if not constants.HF_HUB_OFFLINE:
+        ask(name)
 
 
 @functools.cache  # A start needs the same answer several times.

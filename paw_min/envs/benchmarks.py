@@ -35,6 +35,9 @@ def presets_of(env: str) -> dict[str, dict]:
     """
     module = env if "." in env else f"paw_min.envs.{env}.presets"
     try:
-        return import_module(module).PRESETS
+        found = import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(f"{env} is not a module here: {error}.") from error
+    if not hasattr(found, "PRESETS"):
+        raise UserError(f"{env} is no environment, it has no PRESETS: see examples/locks.py.")
+    return found.PRESETS

@@ -37,8 +37,9 @@ from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Environment, Step
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
-FIRST_TIMEOUT = 1800.0  # seconds for a worker's first answer: all of WebShop loads for minutes
+LOAD_TIMEOUT = 1800.0  # seconds for a worker's first environment: all of WebShop loads for minutes
 MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
+LOADED = "loaded"  # what a worker sends when it has made the environment of a slot
 log = logging.getLogger(__name__)
 
 
@@ -68,8 +69,8 @@ class EnvPool:
     workers: number of processes; each serves a block of adjacent slots, so that the members of a
         group share its caches. 0: `recv` runs the environments in this process, without protection
         against crashes and hangs.
-    timeout: seconds that one reset or step may take, after the first of a worker, which also loads
-        the data (no limit if workers is 0).
+    timeout: seconds that one reset or step may take (no limit if workers is 0). Before its first
+        one, a worker also makes an environment, which may load data for LOAD_TIMEOUT.
     """
 
     def __init__(self, make_env: Callable[[], Environment], n_envs: int, workers: int = 0,
@@ -112,7 +113,10 @@ class EnvPool:
             deadline = time.monotonic() + timeout
         if self._local and not self._ready:
             slot = self._local.popleft()
-            self._on_result(slot, _serve(self._envs, self._make_env, self._slots[slot].request))
+            error = None
+            if slot not in self._envs:
+                error = _make(self._envs, self._make_env, slot)
+            self._on_result(slot, error or _call(self._envs[slot], self._slots[slot].request))
         while not self._ready and self._busy():
             # Wait first, compare afterwards: with timeout=0, answers that are already there count.
             self._wait(deadline)
@@ -200,7 +204,7 @@ class EnvPool:
         # Only the first request of a worker is timed: the others are waiting for it.
         limits = []
         for worker in busy:
-            limits.append(worker.since + (self._timeout if worker.has_answered else FIRST_TIMEOUT))
+            limits.append(worker.since + (self._timeout if worker.loaded else LOAD_TIMEOUT))
         seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
         now = time.monotonic()  # others may answer during a restart
@@ -216,8 +220,9 @@ class EnvPool:
                     # The worker has gone on since it sent this, maybe long ago. The next limit
                     # starts here: rather too late than too early.
                     worker.since = time.monotonic()
-                    worker.has_answered = True
-                    self._on_result(worker.serving.popleft(), result)
+                    worker.loaded = True
+                    if result != LOADED:
+                        self._on_result(worker.serving.popleft(), result)
             elif now > limit:
                 self._restart(worker, f"no answer within {limit - worker.since:g} s")
 
@@ -248,7 +253,7 @@ class _Worker:
     def __init__(self, make_env: Callable[[], Environment]):
         self.serving: deque[int] = deque()  # the slots of its requests; the first is served ...
         self.since = 0.0  # ... since this time.monotonic() or earlier
-        self.has_answered = False
+        self.loaded = False
         context = multiprocessing.get_context("spawn")
         try:
             self.connection, theirs = context.Pipe()
@@ -307,27 +312,33 @@ def _work(make_env, connection) -> None:
             request = requests.get()
             if request is None:
                 return
-            connection.send(_serve(envs, make_env, request))
+            if request.slot not in envs:
+                error = _make(envs, make_env, request.slot)
+                connection.send(error or LOADED)
+                if error:
+                    continue
+            connection.send(_call(envs[request.slot], request))
 
 
-def _serve(
-    envs: dict[int, Environment], make_env: Callable[[], Environment], request: _Request
-) -> Step | Exception:
-    """Serve a request in the environment of its slot, made if it is the first.
-
-    Returns the Step, a failed Step after an exception, or the exception that recv must raise.
-    """
+def _make(
+    envs: dict[int, Environment], make_env: Callable[[], Environment], slot: int
+) -> Exception | None:
+    """Make the environment of a slot -> None, or the exception that recv must raise."""
     try:
-        if request.slot not in envs:
-            envs[request.slot] = make_env()
+        envs[slot] = make_env()
     except OSError as error:  # usually: $TMPDIR is full
         return UserError(f"No environment can be created ({error}): free space in the folder "
                          "for temporary files, or set TMPDIR.")
     except Exception:  # noqa: BLE001 - any error
         return RuntimeError("make_env failed, so no episode can be played:\n"
                             f"{traceback.format_exc()}")
+    return None
+
+
+def _call(env: Environment, request: _Request) -> Step:
+    """The answer of an environment, or a failed Step after an exception."""
     try:
-        step = getattr(envs[request.slot], request.method)(request.argument)
+        step = getattr(env, request.method)(request.argument)
         if not abs(step.reward) <= MAX_REWARD:
             raise ValueError(f"the reward {step.reward} is beyond {MAX_REWARD:g}")
         if step.score is not None and not 0 <= step.score <= 1:

@@ -86,7 +86,7 @@ def make_app(retriever) -> FastAPI:
     turn = Lock()  # one search at a time: each uses all cores already
 
     @app.get("/health")
-    def health():
+    async def health():  # in the event loop: waiting searches may have taken all threads
         return {"status": "ready", "passages": len(retriever.corpus)}
 
     @app.post("/retrieve")
@@ -163,8 +163,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, TypeError) as error:  # a port above 65535; a host like é..b
         reason = getattr(error, "strerror", error)
         raise UserError(
-            f"port {port} of {host} cannot be opened ({reason}): choose another --port, or stop "
-            "the server that uses it."
+            f"port {port} of {host} cannot be opened ({reason}): choose another --host or "
+            "--port, or stop the server that uses it."
         ) from error
     return listener
 

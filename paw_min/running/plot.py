@@ -8,6 +8,7 @@ differ in the seed alone share a color: each is a thin line, and their mean a th
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import replacing, writing
+from paw_min.base.files import reading, replacing, writing
 from paw_min.config import Config
 from paw_min.running.runs import read_metrics
 
@@ -89,7 +90,10 @@ def find_arms(folders: list[Path]) -> list[Arm]:
     together = {}  # settings without the seed -> folders
     for folder in folders:
         file = folder / "config.json"
-        config = json.loads(file.read_text()) if file.is_file() else {}
+        config = {}
+        if file.is_file():
+            with reading(file):  # an older run has today's defaults of newer settings
+                config = asdict(Config()) | json.loads(file.read_text())
         # Without settings, nothing says that two runs have the same ones.
         same = {**config, "seed": "", "name": "", "out": ""} if config else str(folder)
         together.setdefault(json.dumps(same), []).append((folder, config))

@@ -5,8 +5,11 @@ free memory, so its engine comes before the trainer's model; the ranks close tog
 
 A run from a script, as its newest checkpoint left it:
 
+    from pathlib import Path
+
     from paw_min import train
     from paw_min.running.config_json import read_config
+    from paw_min.running.session import open_session
 
     cfg = read_config(Path("runs/alfworld-tiny-grpo-paw-seed0/config.json"))
     with open_session(cfg) as s:
@@ -224,6 +227,9 @@ def find_tasks(cfg: Config) -> Tasks:
     try:
         tasks = BENCHMARKS[cfg.env].load(cfg, data_folder(cfg))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few
+        if not tasks.held_out:
+            raise ValueError("the held-out split has no tasks: choose another --eval-split, or "
+                             "data that has some.")
         n_panel = min(cfg.eval_tasks or len(tasks.held_out), len(tasks.held_out))
         return replace(tasks, held_out=panel(tasks.held_out, n_panel))
     except (ValueError, OSError) as error:

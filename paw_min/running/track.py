@@ -1,9 +1,9 @@
 """The lines of metrics.jsonl, as curves in TensorBoard or Weights & Biases (--track).
 
-metrics.jsonl stays the source; rank 0 writes both. A resumed run continues its curves, without the
-updates that it repeats: TensorBoard drops the earlier ones (purge_step), and wandb ignores steps
-that it has. wandb's run id is stored in the run folder. A tracker that is new to a run first gets
-the earlier lines. With WANDB_MODE=offline, nothing is sent: `wandb sync` does that later.
+metrics.jsonl stays the source; rank 0 writes both. A run that resumes, maybe after a time without a
+tracker, gives TensorBoard all lines anew, in place of what it has (purge_step). wandb continues the
+run whose id is stored in the run folder, and ignores steps that it has; one that is new to a run
+first gets the earlier lines. With WANDB_MODE=offline, nothing is sent: `wandb sync` does it later.
 """
 
 import os
@@ -30,14 +30,13 @@ class Tracker:
         if cfg.track == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            known = (folder / "tensorboard").exists()
-            following = done[-1]["update"] + 1 if done else 0
             with writing(str(folder / "tensorboard")):
-                self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=following)
+                self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
         else:
-            known = (folder / "wandb-id").exists()
+            if (folder / "wandb-id").exists():
+                done = []
             self.run = _open_wandb(cfg, folder)
-        for line in [] if known else done:
+        for line in done:
             self.log(line)
 
     def log(self, metrics: dict[str, float]) -> None:

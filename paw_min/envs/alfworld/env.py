@@ -32,8 +32,8 @@ TASK_TYPES = (
     "pick_two_obj_and_place",
 )
 WIN_REWARD = 10.0  # verl-agent; for the step that wins, all others get 0
-REMEDY = ("download the games with `ALFWORLD_DATA=FOLDER alfworld-download`, or omit --data to "
-          "have small ones generated")
+REMEDY = ("download the games with `ALFWORLD_DATA=FOLDER alfworld-download`, or use --preset tiny, "
+          "without --data and $ALFWORLD_DATA, to have small ones generated")
 
 
 def load(cfg: Config, data: str) -> Tasks:

@@ -20,8 +20,8 @@ from paw_min.base.files import damaged, expanded, parse_json
 
 SMALL = 1000  # products in the official small files
 CHUNK = 1 << 20  # characters per read
-REMEDY = ("get the official files as in RUNNING.md, \"Get the data\", or omit --data to have a "
-          "shop generated")
+REMEDY = ("get the official files as in RUNNING.md, \"Get the data\", or use --preset tiny "
+          "without --data to have a shop generated")
 FIX = "fix or remove the row, or get the official file again"
 
 
