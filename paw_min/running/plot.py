@@ -3,7 +3,8 @@
     python -m paw_min.running.plot runs/a runs/b ... [--out FOLDER]
 
 Writes curves.png, and paw.png with the panels of the paper's Fig. 10 and 11. Runs whose settings
-differ in the seed alone share a color: each is a thin line, and their mean a thick one.
+differ in the seed alone share a color: each is a thin line, and their mean a thick one. (In
+examples.hidden, the seed is a part of data and model, too, so each seed has a color.)
 """
 
 import json

@@ -250,7 +250,7 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0) -> Path:
     was generated with other arguments.
     """
     folder = Path(folder).expanduser()
-    manifest = {"generator": VERSION, "n_products": n_products, "seed": seed, "complete": True}
+    manifest = {"generator": VERSION, "n_products": n_products, "seed": seed}
     if folder.exists():
         return check_folder(folder, FILES, manifest)
 
