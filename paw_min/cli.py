@@ -53,7 +53,7 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
         if env not in NAMES and "." not in env:
             raise UserError(f"{env!r} is not a benchmark: the first word must be {first}; the "
                             "others are its flags.")
-        # With its name, settings that do not combine with a fork are refused before long work.
+        # The name lets parse_args refuse what does not combine with a fork, before long work.
         own = settings | {"learn": learn.__name__}
         presets = {name: preset | own for name, preset in presets_of(env).items()}
         if env in NAMES:

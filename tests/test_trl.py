@@ -92,7 +92,7 @@ def test_without_the_world_model_it_is_trl_to_the_last_digit(run):
     assert plain.gradient.keys() == off.gradient.keys() and equal(plain.gradient, off.gradient)
     assert plain.weights.keys() == off.weights.keys() and equal(plain.weights, off.weights)
     assert any(g.any() for g in plain.gradient.values())  # the rewards differ within groups
-    assert len(trl_paw.ENVS) == len(off.played["completion_ids"])  # in all four rollouts
+    assert len(trl_paw.ENVS) == len(off.played["completion_ids"])  # all four rollouts share them
 
 
 def episodes(played: dict) -> list[Episode]:

@@ -86,7 +86,7 @@ def make_app(retriever) -> FastAPI:
     turn = Lock()  # one search at a time: each uses all cores already
 
     @app.get("/health")
-    async def health():  # in the event loop: waiting searches may have taken all threads
+    async def health():  # It runs in the event loop: searches may have taken all threads.
         return {"status": "ready", "passages": len(retriever.corpus)}
 
     @app.post("/retrieve")
