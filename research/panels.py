@@ -9,12 +9,12 @@ import numpy as np
 from paw_min.running.plot import METHODS, OTHERS, Method, escape_dollars, plt
 from research.stats import Interval, t_interval
 
-BLUE, PINK, GREEN = (METHODS[method].color for method in ("paw", "ce", "echo"))
+BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
 # The arms of the studies: those of METHODS, and the same with one thing replaced: dashed, or
 # dotted for λ.
 STYLES = METHODS | {
     "paw-30": Method("PaW, scale 30", BLUE, "--"),
-    "probable": Method("ECHO where p ≥ 0.03", GREEN, "--"),
+    "probable": Method("ECHO where p ≥ 0.03", "#882255"),
     "alpha 1": Method("PaW, α = 1", BLUE, "--"),
     "constant": Method("PaW, λ = 1", BLUE, ":"),
     "ce, alpha 1": Method("PaW with cross entropy, α = 1", PINK, "--"),
