@@ -62,7 +62,7 @@ OF_SERIALS = (
     ("paw-serials", "grpo-serials"), ("echo-serials", "grpo-serials"),
     ("paw-serials", "echo-serials"), ("probable-serials", "grpo-serials"),
     ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
-    ("paw-serials", "placebo-serials"),
+    ("paw-serials", "placebo-serials"), ("placebo-serials", "grpo-serials"),
 )
 DETAILS = {  # of a picture: suffix of its arms -> what is special about a method in it
     "": {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"},
