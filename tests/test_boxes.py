@@ -15,6 +15,7 @@ from paw_min import train, update
 from paw_min.base.errors import UserError
 from paw_min.config import METHODS, Config, parse_args
 from paw_min.envs.interface import Context, Turn
+from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import flatten
 from paw_min.running import runs
@@ -181,11 +182,16 @@ def test_the_most_predicted_material_is_measured_over_all_boxes(start):
     means = {word: torch.stack(p)[:, policy.encode(f" {word}")].mean().item()
              for word in boxes.MATERIALS}
     assert most_predicted(policy) == pytest.approx(max(means.values()), rel=1e-5)
+    # The runs have bf16 passes and adapters.
+    trained = load_policy(str(start), precision="bf16")
+    lora.attach(trained.model, 2, "bf16", 0, None)
+    assert most_predicted(trained) == pytest.approx(max(means.values()), rel=0.05)
     # 1 if the model is sure of the same material everywhere.
     always = torch.zeros(len(boxes.NAMES), 4, len(policy.tokenizer))
     always[..., policy.encode(" ice")] = 1e3
     sure = SimpleNamespace(
-        encode=policy.encode, device=policy.device, model=lambda ids: SimpleNamespace(logits=always)
+        encode=policy.encode, device=policy.device, precision="fp32",
+        model=lambda ids: SimpleNamespace(logits=always),
     )
     assert most_predicted(sure) == 1.0
 

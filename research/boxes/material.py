@@ -46,7 +46,9 @@ def material(
 def most_predicted(policy: Policy) -> float:
     """The mean probability of the most predicted material over all boxes, after a hammer."""
     asked = torch.tensor([policy.encode(f"{boxes.ask(name)} hammer") for name in boxes.NAMES])
-    p = policy.model(asked.to(policy.device)).logits[:, -1].softmax(-1)  # (boxes, V)
+    with torch.autocast(policy.device.type, torch.bfloat16, enabled=policy.precision == "bf16"):
+        logits = policy.model(asked.to(policy.device)).logits[:, -1]  # (boxes, V)
+    p = logits.softmax(-1)
     materials = [token for name in boxes.MATERIALS for token in policy.encode(f" {name}")]
     return p[:, materials].mean(0).max().item()
 
