@@ -64,7 +64,8 @@ OF_SERIALS = (
     ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
     ("paw-serials", "placebo-serials"), ("placebo-serials", "grpo-serials"),
 )
-DETAILS = {  # of a picture: suffix of its arms -> what is special about a method in it
+# Each picture: the suffix of its arms -> what is special about a method in it.
+DETAILS = {
     "": {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"},
     "-serials": {"paw": "scale 30", "echo": "weight 0.05", "probable": "weight 1"},
 }
