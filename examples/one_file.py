@@ -415,11 +415,13 @@ class Evaluation:
 @torch.no_grad()
 def predict(model: Model, world: World) -> Tensor:
     """Log-probability of each word of o', for all locks and tools: (locks * tools, O)."""
-    texts = []
-    for name in world.material_of:
-        texts += [world.prompt(name) + [tool] + world.observation(name, tool) for tool in TOOLS]
+    names = list(world.material_of)
+    texts = [
+        world.prompt(name) + [tool] + world.observation(name, tool)
+        for name in names for tool in TOOLS
+    ]
     tokens = model.encode(texts)
-    n_prompt = len(world.prompt(name))
+    n_prompt = len(world.prompt(names[0]))
     return logp_of(model(tokens[:, :-1]), tokens[:, 1:])[:, n_prompt:]
 
 
