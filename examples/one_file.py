@@ -11,8 +11,9 @@ p is the probability that the model gives to a token of an observation, and m is
 then over the selected observations of the group.
 
 Three choices make it PaW. It trains on what follows the actions about which the policy was least
-sure (Eq. 4). It leaves out tokens with p > rho (Eq. 7). And lambda_g, in this world, is the share
-of the group's episodes that were lost (Eq. 10). The trained policy is used without any prediction.
+sure (Eq. 4). A token costs 1 - p, not -log p, and nothing if p > rho (Eq. 7 and 8). And lambda_g,
+in this world, is the share of the group's episodes that were lost (Eq. 10). The trained policy is
+used without any prediction.
 
     python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
@@ -48,14 +49,14 @@ R_MAX = 10.0  # return of an episode that is won
 
 @dataclass(frozen=True)
 class Size:
-    """Of the model and of a run."""
+    """Sizes of the model and of a run."""
 
     width: int = 64  # C
     layers: int = 2
     heads: int = 4  # H
     warm_steps: int = 300  # optimizer steps before RL
     warm_rows: int = 256  # transitions per such step
-    lr: float = 5e-4  # RL's; GRPO's best of 3e-4, 5e-4 and 1e-3: a fair baseline
+    lr: float = 5e-4  # the best of 3e-4, 5e-4 and 1e-3 for GRPO
     updates: int = 200
     evaluate_every: int = 25  # updates
 
@@ -66,9 +67,9 @@ class Size:
 #     open lock17 with | saw | shut glass         prompt h | action a | next observation o'
 #
 # One such row is a transition. Each name has a hidden material, and each material is opened by one
-# tool. An episode is won if both locks open at the first try. A random agent wins one episode in
-# 64. A chat model needs a separator between response and observation, which the package inserts;
-# this world needs none, since the warm start has shown the rows as they are here.
+# tool. An episode is won if both locks open. A random agent wins one episode in 64. A chat
+# model needs a separator between response and observation, which the package inserts; this world
+# needs none, since the warm start has shown the rows as they are here.
 #
 # RL alone has to find 128 facts, the tool for each name, and each from a rare reward. But the
 # observation shows the material even if the tool was wrong. A model that knows the materials has
@@ -173,7 +174,7 @@ class Model(nn.Module):
         self.words = words
         self.id_of = {word: i for i, word in enumerate(words)}
         self.token = nn.Embedding(len(words), size.width)
-        self.position = nn.Embedding(16, size.width)
+        self.position = nn.Embedding(16, size.width)  # at most 16 words in a row
         # Small as in GPT-2, so that names differ by what is learned about them. With PyTorch's
         # standard deviation of 1, they start too different to become alike, and PaW gained nothing
         # in two runs.
@@ -266,7 +267,7 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
     consequence of an action is likely to be news. It costs nothing, since sampling computes the
     probabilities anyway. All groups are ranked together, as in the paper.
     """
-    # In floating point, 0.07 * 100 is 7.000000000000001, of which ceil would make 8.
+    # 0.07 * 100 is 7.000000000000001 in floating point, of which ceil would make 8.
     count = math.ceil(alpha * len(entropy) * (1 - 1e-9))
     order = entropy.sort(descending=True, stable=True).indices
     selected = torch.zeros_like(entropy, dtype=torch.bool)
@@ -275,14 +276,14 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
 
 
 def cross_entropy(logp: Tensor) -> Tensor:
-    """Eq. 5: (B, O) -> (B,). Its gradient on a token's logit is 1 - p: large where p is small."""
+    """Eq. 5: (B, O) -> (B,). At a token's logit, its gradient has the size 1 - p."""
     return -logp.mean(-1)
 
 
 def mae(logp: Tensor) -> Tensor:
     """The MAE of section 3.2, for each token: (B, O) -> (B, O).
 
-    Its gradient on the logit of a token is p (1 - p), and so small where p is near 0, as for the
+    At a token's logit, its gradient has the size p (1 - p): small where p is near 0, as for the
     words of a serial number. This world has no such words, and cross entropy does as well. Where
     each name has a serial number, cross entropy memorizes it: that model wins no more than GRPO,
     and PaW wins more (three_worlds.py).
@@ -305,7 +306,7 @@ def hard_tokens(logp: Tensor, rho: float) -> Tensor:
 
 
 def clipped_mae(logp: Tensor, rho: float) -> Tensor:
-    """Eq. 8: (B, O) -> (B,). The mean is over all O tokens, also those that Eq. 7 drops.
+    """Eq. 8: (B, O) -> (B,). The mean is over all O tokens, even those that Eq. 7 drops.
 
     So the loss of a transition shrinks as its tokens are learned. With rho = 1, it is the MAE of
     section 3.2.
@@ -353,8 +354,8 @@ def shuffled(observation: Tensor) -> Tensor:
     Why a placebo? A second loss changes training whatever it teaches: it moves shared weights, it
     changes Adam's step sizes, and it takes its part of the clipped gradient. The placebo does this,
     too, with the same words and the same loss, but its observations say almost nothing about the
-    lock and the action. So only PaW's lead over the placebo is evidence that knowing the world
-    helps.
+    lock and the action. So PaW's lead over it shows what knowing the world adds, unless the placebo
+    is itself below GRPO, as it is with a KL term (research/locks).
     """
     order = torch.randperm(len(observation))
     result = torch.empty_like(observation)
@@ -429,7 +430,7 @@ def predict(model: Model, world: World) -> Tensor:
 def evaluate(model: Model, world: World, update: int) -> Evaluation:
     """Computed from the model's probabilities, not by sampling. So it has no noise.
 
-    Over the locks of training: what a policy has learned here does not carry over to new names.
+    The locks are those of training: what a policy has learned here does not help with new names.
     """
     # The steps of a task are drawn independently, so the mean of the product is a product of means.
     success = torch.tensor(1.0)
@@ -472,7 +473,7 @@ def run(
     world = world or make_world(seed)
     torch.manual_seed(seed)
     model = Model(world.words(), size)
-    # Warm start and tasks have a random generator of their own, so that they are those of all arms.
+    # Warm start and tasks have a random generator of their own, so all arms get the same ones.
     rng = random.Random(seed)
     warm_start(model, world, rng, size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.lr, betas=(0.9, 0.95))

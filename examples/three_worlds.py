@@ -115,11 +115,11 @@ class Corridors(World):
 
 
 # ---- A policy that already wins: what the balance does ----
-# The world of serial numbers, but the warm start has shown the right tool 7 times out of 10. So
-# 44 % of the tasks are won from the start, and there is nothing left that the world
-# could teach. lambda_g goes to 0 as the episodes of a group are won. With lambda_g = 1, cross
-# entropy goes on to memorize serials, which moves weights that the policy needs. PaW's loss hardly
-# pulls: the words of a serial have p near 0, and a word with p > rho costs nothing.
+# The world of serial numbers, but the warm start has shown the right tool 7 times out of 10. Its
+# model wins 44 % of the tasks, and GRPO alone ends at 98 %. lambda_g goes to 0 as the episodes of
+# a group are won. With lambda_g = 1, cross entropy goes on to memorize serials, which moves
+# weights that the policy needs. PaW's loss hardly pulls: the words of a serial have p near 0, and
+# a word with p > rho costs nothing.
 #
 # Predicted: with cross entropy, lambda_g = 1 costs success. With PaW's loss, it makes no
 # difference.

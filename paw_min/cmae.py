@@ -1,10 +1,10 @@
 """What does a predicted token cost? The observation losses, Eq. 5-8 of PaW.
 
-With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a transition's loss is
+With p_i = pi(o'_i | h, a, o'_<i) for each token of the next observation o', its loss is
 
-    cross entropy  (1 / |o|) sum -log p_i                       Eq. 5      gradient -grad p / p
-    MAE            (1 / |o|) sum (1 - p_i)                      sec. 3.2   gradient -grad p
-    clipped MAE    (1 / |o|) sum [p_i <= rho] (1 - p_i)         Eq. 7-8    0 where p > rho
+    cross entropy  (1 / |o'|) sum -log p_i                      Eq. 5      gradient -grad p / p
+    MAE            (1 / |o'|) sum (1 - p_i)                     sec. 3.2   gradient -grad p
+    clipped MAE    (1 / |o'|) sum [p_i <= rho] (1 - p_i)        Eq. 7-8    0 where p > rho
 
 The gradients are Eq. 6, per token. At the token's own logit, their size is 1 - p for cross entropy
 and p (1 - p) for MAE. So cross entropy pulls hardest at improbable tokens, such as the words of a
@@ -16,7 +16,7 @@ temperature 1. The functions take log p and a mask. The means over transitions (
 (Eq. 11) are in losses.py.
 
 Legend: N transitions, T columns of tokens (in update.py, the (B, S) of a batch); `mask` is 1 on
-observation tokens, else 0. |o| counts all of them, even those that Eq. 7 drops. The loss of a row
+observation tokens, else 0. |o'| counts all of them, even those that Eq. 7 drops. The loss of a row
 without observation tokens is 0.
 """
 

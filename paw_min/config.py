@@ -145,12 +145,12 @@ class Config:
 
     @property
     def context_length(self) -> int:
-        """Most tokens that the sampler sees: a prompt and its response."""
+        """The most tokens that the sampler sees: a prompt and its response."""
         return self.max_prompt_tokens + self.max_response_tokens
 
     @property
     def row_length(self) -> int:
-        """Most tokens of a row in training: with PaW, the next observation comes on top."""
+        """The most tokens of a row in training: with PaW, the next observation comes on top."""
         return self.context_length + (self.max_obs_tokens if self.paw else 0)
 
 

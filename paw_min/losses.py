@@ -14,11 +14,12 @@ rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batc
 and a random mini-batch, scaled by (rows of the update / rows of the mini-batch), estimates it
 without bias at fixed parameters. A selected row of a lost group, with 16 groups and 100 selected
 rows in its own, weighs 1 / 1,600. The RL term is the token mean over the mini-batch, where the
-paper averages over groups, and verl-agent over micro-batches (CHOICES.md).
+paper prints a sum over tokens and a mean over groups, and verl-agent averages over micro-batches.
+So at wm_scale = 1, which the paper does not have, the second term is larger beside the first
+(CHOICES.md).
 
 Legend: N rows, T tokens (update.py calls these functions with its (B, S) columns), G groups; masks
-are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef. The paper has no
-wm_scale: at 1, the loss is its own.
+are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef.
 """
 
 from collections import Counter
@@ -96,8 +97,7 @@ def row_weights(
 ) -> Tensor:
     """The weight of each row in the second term of Eq. 11 -> (N,).
 
-    Each row has a fixed weight, so the term is one sum over rows, sum_i w_i * loss_i, and may be
-    computed in any parts:
+    The sum of w_i * loss_i over all rows is the term:
 
         w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0
 

@@ -19,7 +19,8 @@ formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 
 
 A column has an entry per row, but for `lambdas`, which is {group: lambda_g}. Columns of a pass that
 was not made are None. A row stands in two columns: `transitions` is what was played, with its
-texts; `tokens` is what is trained on, the same list until the placebo or a fork replaces it.
+texts; `tokens` is what is trained on, the same list until the placebo or a fork
+(examples/multi_step.py) replaces it.
 
 Legend: N transitions (rows), T tokens of the longest response.
 """
@@ -89,10 +90,6 @@ class Rows:
 
     `flatten` fills the first block, `update.prepare` returns a copy with the second, without PPO's
     advantage (ppo.py). Treat `Rows` as immutable.
-
-    transitions and tokens are two columns, because what was played and what is trained on may
-    differ: the placebo and examples/multi_step.py put other targets into tokens, while transitions
-    keep their texts. Until then both are the same list.
 
     `update.learn` reads tokens, advantage and row_weight, and, unless they are None, old_logp and
     ref_logp. To train on other rows, fill these (examples/tapo.py).

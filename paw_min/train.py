@@ -50,7 +50,7 @@ def learn_jointly(
     cfg: Config, s: Session, rows: Rows, k: int,
     world_model_loss: WorldModelLoss = observation_loss,
 ) -> dict[str, float]:
-    """Lines 5, 7, 8, 10 and 11: the gradient steps of update k on the joint objective."""
+    """Lines 5, 7, 8 and 11: the gradient steps of update k on the joint objective."""
     return update.learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k), world_model_loss)
 
 
@@ -136,7 +136,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     rows = prepare(cfg, s.policy, s.reference, rows, k)
     seconds_old_pass = time.perf_counter() - began
 
-    # Lines 5, 7, 8, 10, 11: the gradient steps.
+    # Lines 5, 7, 8 and 11: the gradient steps.
     began = time.perf_counter()
     # lambda_g and the selection are PaW's: a baseline has no such metrics.
     learned = describe_selection(rows) if cfg.paw else {}

@@ -115,7 +115,7 @@ def prepare(
 class ObservationLoss:
     """The world-model loss of B rows, and the tokens that it is made of."""
 
-    per_row: Tensor  # (B,) mean over |o|, before lambda_g and the other weights
+    per_row: Tensor  # (B,) mean over the tokens of o', before its weight
     counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
 
 

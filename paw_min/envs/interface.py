@@ -111,7 +111,8 @@ def recent(turns: list, n: int) -> list:
 class Benchmark:
     """Everything that training needs from a benchmark."""
 
-    load: Callable[[Config, str], Tasks]  # (settings, data folder); ValueError or OSError
+    # (settings, data folder) -> tasks; may raise ValueError or OSError
+    load: Callable[[Config, str], Tasks]
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
     parse: Callable[[str], Command]  # response -> command
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1

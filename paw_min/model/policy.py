@@ -58,7 +58,7 @@ class Policy(torch.nn.Module):
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
-        # Most tokens of a sequence; a model may have no limit.
+        # The largest number of tokens in a sequence; a model may have no limit.
         self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
         self.eos_ids = chat.end_tokens(model, tokenizer)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
