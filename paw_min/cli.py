@@ -50,7 +50,8 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
         if env in ("-h", "--help"):
             print(f"{doc}\nThe first word is {first}; with --help behind it, this lists its flags.")
             return
-        if env not in NAMES and "." not in env:
+        # A path, such as ./examples/locks.py, is not the name of a module.
+        if env not in NAMES and ("." not in env or env.startswith(".")):
             raise UserError(f"{env!r} is not a benchmark: the first word must be {first}; the "
                             "others are its flags.")
         # The name lets parse_args refuse what does not combine with a fork, before long work.

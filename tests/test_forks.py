@@ -131,6 +131,7 @@ def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
     ([], "the first word must be one of alfworld, websh"),
     (["kitchen"], "the first word must be one of alfworld, websh"),
     (["examples.kitchen"], "examples.kitchen is not a module here"),
+    (["./examples/locks.py"], "the first word must be one of alfworld, websh"),
     (["paw_min.envs.search.presets"], "has no function run"),
     (["examples.one_file"], "examples.one_file is no environment, it has no PRESETS"),
 ])

@@ -81,6 +81,13 @@ def test_a_copy_is_not_another_seed(tmp_path, figures):
     assert low < 0 and high > 1  # 0.997 is not a cliff
 
 
+def test_a_folder_may_be_named_twice_even_without_settings(tmp_path, figures):
+    folder = make_run(tmp_path / "run", 1, 0.2)
+    (folder / "config.json").unlink()
+    plot.draw([folder, folder], tmp_path)
+    assert in_legend(figures()[0]) == [f"{tmp_path.name}/run: mean of 2 runs (thin: each)"]
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path, figures):
     runs = [make_run(tmp_path / folder / "run", 0, 0.5, rho=rho)
             for folder, rho in (("a", 0.1), ("b", 0.2))]

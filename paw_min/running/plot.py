@@ -107,7 +107,7 @@ def find_arms(folders: list[Path]) -> list[Arm]:
         if names.count(name) > 1:
             name = f"{folder.resolve().parent.name}/{name}"
         if len(runs) > 1:
-            seeds = {config["seed"] for _, config in runs}
+            seeds = {config.get("seed") for _, config in runs}
             what = "seeds" if len(seeds) == len(runs) else "runs"  # a copy is not another seed
             name = re.sub(r"-?seed[0-9]+$", "", name) + f": mean of {len(runs)} {what} (thin: each)"
         known = METHODS.get(method_of(config))
