@@ -36,6 +36,23 @@ def test_bytes_are_pinned():
         "the games have changed: increment games.VERSION and update this digest")
 
 
+def test_an_interrupted_generation_leaves_no_folder(tmp_path, monkeypatch):
+    """--dry-run, which generates nothing, would have to complete it."""
+    verify = games.verify
+
+    def verify_train(env, content):
+        if (tmp_path / "data").exists() or list(tmp_path.glob("**/train")):
+            raise KeyboardInterrupt
+        verify(env, content)
+
+    monkeypatch.setattr(games, "GENERATED", {"train": 1, "valid_seen": 1})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(games, "verify", verify_train)
+        games.generate(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    assert len(list_games(games.generate(tmp_path / "data"), "valid_seen")) == 1
+
+
 def test_splits_share_no_goals_and_rooms_depend_on_the_scene():
     def goals(split):
         return {(g.scene, g.task, g.target, g.goal) for g in sample(split, 600)}

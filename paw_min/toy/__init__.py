@@ -4,7 +4,7 @@ Runs that name no data or no model use `default_data` and `default_model`.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -41,23 +41,21 @@ def default_model(env: str) -> str:
     return str(folder)
 
 
-def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:
-    """Write these ASCII files and manifest.json, all or none, with the same bytes on every system.
+def generated(
+    folder: Path, names: Iterable[str], manifest: dict, texts: Callable[[], dict[str, str]]
+) -> Path:
+    """The folder, written complete or not at all unless it is there.
 
-    UserError if another process was faster, and had other arguments.
+    texts: makes its ASCII files, name -> text; they have the same bytes on every system. UserError
+    unless the folder has these names, and in manifest.json the arguments of its generator.
     """
 
     def make(new: Path) -> None:
-        for name, text in (texts | {"manifest.json": json.dumps(manifest) + "\n"}).items():
+        for name, text in (texts() | {"manifest.json": json.dumps(manifest) + "\n"}).items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             (new / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
 
     made_once(folder, make)
-    return check_folder(folder, texts, manifest)
-
-
-def check_folder(folder: Path, names: Iterable[str], manifest: dict) -> Path:
-    """The folder, if it is complete and has this manifest; else UserError."""
     try:
         found = json.loads((folder / "manifest.json").read_text("ascii"))
         wrong = [f"{key} {found.get(key)!r:.60}, not {value!r}" for key, value in manifest.items()

@@ -21,14 +21,16 @@ import random
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import textworld
 from tqdm import tqdm
 
+from paw_min.base.files import made_once
 from paw_min.envs.alfworld import engine
-from paw_min.toy import check_folder, write_folder
+from paw_min.toy import generated
 
 
 class _Tables(NamedTuple):
@@ -328,32 +330,39 @@ def verify(env, content: dict):
                            f"won: {won}.")
 
 
-def generate_split(root, split: str, n: int, seed: int) -> None:
+def generate_split(root: Path, split: str, n: int, seed: int) -> None:
     """Generate a split of n games under `root`, unless it is there.
 
-    The folder appears once all its games are verified. Raises UserError if it is there with other
-    content, or was generated with other arguments.
+    UserError if it has other content, or was generated with other arguments.
     """
-    folder = Path(root).expanduser() / "json_2.1.1" / split
     manifest = {"generator": VERSION, "n": n, "seed": seed, "size": SIZE}
-    if folder.exists():
-        check_folder(folder, (), manifest)
-    else:
-        env = engine.make_env(textworld.EnvInfos(won=True))
-        texts = {}  # path of a file, below the folder -> content
-        for index in tqdm(range(n), f"games {split}", unit="game", disable=None):
-            game = make_game(split, index, seed)
-            traj, content = game_files(game)
-            verify(env, content)
-            name = f"{game.task}-{game.target}-None-{game.goal}-{game.scene}"
-            trial = f"{name}/trial_T{index:05d}"
-            texts[f"{trial}/traj_data.json"] = json.dumps(traj, indent=1) + "\n"
-            texts[f"{trial}/game.tw-pddl"] = json.dumps(content, indent=1) + "\n"
-        write_folder(folder, texts, manifest)
+    make = partial(make_split, split, n, seed)
+    generated(root / "json_2.1.1" / split, (), manifest, make)
+
+
+def make_split(split: str, n: int, seed: int) -> dict[str, str]:
+    """n verified games: path of a file, below the folder of the split -> content."""
+    env = engine.make_env(textworld.EnvInfos(won=True))
+    texts = {}
+    for index in tqdm(range(n), f"games {split}", unit="game", disable=None):
+        game = make_game(split, index, seed)
+        traj, content = game_files(game)
+        verify(env, content)
+        name = f"{game.task}-{game.target}-None-{game.goal}-{game.scene}"
+        trial = f"{name}/trial_T{index:05d}"
+        texts[f"{trial}/traj_data.json"] = json.dumps(traj, indent=1) + "\n"
+        texts[f"{trial}/game.tw-pddl"] = json.dumps(content, indent=1) + "\n"
+    return texts
 
 
 def generate(root: Path) -> Path:
     """Generate the default data, 580 games, unless they exist (a minute); returns `root`."""
-    for split, n in GENERATED.items():
-        generate_split(root, split, n, seed=0)
+
+    def make(folder: Path) -> None:
+        for split, n in GENERATED.items():
+            generate_split(folder, split, n, seed=0)
+
+    # A folder that is there has all splits: --dry-run says so, and generates nothing.
+    made_once(root, make)
+    make(root)  # checks them
     return root
