@@ -13,7 +13,7 @@ BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
 # The arms of the studies: those of METHODS, and the same with one thing replaced: dashed, or
 # dotted for λ.
 STYLES = METHODS | {
-    "paw-30": Method("PaW, scale 30", BLUE, "--"),
+    "mae": Method("PaW, ρ = 1", "#D55E00"),
     "probable": Method("ECHO where p ≥ 0.03", "#882255"),
     "alpha 1": Method("PaW, α = 1", BLUE, "--"),
     "constant": Method("PaW, λ = 1", BLUE, ":"),
@@ -92,7 +92,7 @@ def draw_success(
     styles = styles_of(arms)
     unequal = len({len(runs) for runs in curves.values()}) > 1
     for arm, style in styles.items():
-        name = f"{style.name}, {details[arm]}" if arm in details else style.name
+        name = f"{style.name}, {details[arm]}" if details.get(arm) else style.name
         seeds = f" ({len(curves[arm])} seeds)" if unequal else ""
         styles[arm] = style._replace(name=name + seeds)
     figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")

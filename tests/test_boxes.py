@@ -230,4 +230,4 @@ def test_the_table_has_every_run(tmp_path, monkeypatch, capsys):
     assert "| echo | 0 | 43.4 | 93.4 | 58 |" in printed and "| echo-0.3 |" in printed
     runs = study.study.read_runs(study.RUNS)
     assert all(f"| {arm} | {seed} | " in printed for arm, seed in runs)
-    assert all((tmp_path / f"curves{suffix}.png").exists() for suffix in study.DETAILS)
+    assert all((tmp_path / f"curves{suffix}.png").exists() for suffix in study.PICTURES)

@@ -54,8 +54,8 @@ ARMS = {
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
     ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("echo-selection", "echo"),
-    ("echo-balance", "echo"), ("probable", "echo"), ("probable", "paw"), ("paw-30", "grpo"),
-    ("paw-30", "paw"), ("paw", "mae"), ("mae", "grpo"), ("alpha-1", "paw"),
+    ("echo-balance", "echo"), ("probable", "grpo"), ("probable", "echo"), ("probable", "paw"),
+    ("paw-30", "grpo"), ("paw-30", "paw"), ("paw", "mae"), ("mae", "grpo"), ("alpha-1", "paw"),
     ("grpo-natural", "grpo"), ("paw-natural", "paw"),
 )
 OF_SERIALS = (
@@ -63,11 +63,14 @@ OF_SERIALS = (
     ("paw-serials", "echo-serials"), ("probable-serials", "grpo-serials"),
     ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
     ("paw-serials", "placebo-serials"), ("placebo-serials", "grpo-serials"),
+    ("echo-1-serials", "grpo-serials"), ("echo-1-serials", "echo-serials"),
 )
-# Each picture: the suffix of its arms -> what is special about a method in it.
-DETAILS = {
-    "": {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"},
-    "-serials": {"paw": "scale 30", "echo": "weight 0.05", "probable": "weight 1"},
+# Each picture: the suffix of its arms -> its arms, and what is special about them in it.
+PICTURES = {
+    "": {"grpo": "", "paw": "scale 10", "mae": "scale 10", "placebo": "scale 10",
+         "echo": "weight 1", "probable": "weight 1"},
+    "-serials": {"grpo": "", "paw": "scale 30", "placebo": "scale 30",
+                 "echo": "weight 0.05", "probable": "weight 1"},
 }
 # A value per update of each of these, None where it was not measured: wm_p_first where no
 # observation is trained since all groups win everything, wm_p_most in four of five updates.
@@ -110,7 +113,7 @@ def table() -> None:
     """Print all runs, and draw the curves. README.md has the differences."""
     runs = study.read_runs(RUNS)
     print(by_run(runs), explored(), sep="\n\n")
-    for suffix in DETAILS:
+    for suffix in PICTURES:
         draw(runs, suffix)
 
 
@@ -165,16 +168,13 @@ def draw(runs: study.Runs, suffix: str) -> None:
 
     suffix: "" for the arms without serial numbers, "-serials" for those with them.
     """
-    drawn = [
-        arm for arm in ARMS
-        if arm.endswith("-serials") == bool(suffix) and len(study.seeds_of(runs, arm)) >= LEAST
-    ]
+    arms = [arm + suffix for arm in PICTURES[suffix]]
     curves = {
-        "ce" if arm == "paw-ce" else arm.removesuffix(suffix): of_seeds
-        for arm, of_seeds in study.curves(runs, drawn, WINDOW).items()
+        arm.removesuffix(suffix): of_seeds
+        for arm, of_seeds in study.curves(runs, arms, WINDOW).items()
     }
     updates = range(WINDOW, UPDATES + 1, WINDOW)
-    draw_success(FOLDER / f"curves{suffix}.png", updates, curves, DETAILS[suffix])
+    draw_success(FOLDER / f"curves{suffix}.png", updates, curves, PICTURES[suffix])
 
 
 def measure_norms() -> None:
