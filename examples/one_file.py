@@ -174,7 +174,8 @@ class Model(nn.Module):
         self.words = words
         self.id_of = {word: i for i, word in enumerate(words)}
         self.token = nn.Embedding(len(words), size.width)
-        self.position = nn.Embedding(16, size.width)  # at most 16 words in a row
+        # A row has at most 16 words.
+        self.position = nn.Embedding(16, size.width)
         # Small as in GPT-2, so that names differ by what is learned about them. With PyTorch's
         # standard deviation of 1, they start too different to become alike, and PaW gained nothing
         # in two runs.

@@ -1,6 +1,6 @@
 """Search: the presets, the default first. See benchmarks.py: presets_of."""
 
-# Qwen2.5-3B/7B. Unlike verl-agent, the learning rate has no warm-up.
+# Qwen2.5-3B/7B. The learning rate has no warm-up; verl-agent has one.
 PAPER = dict(
     model="Qwen/Qwen2.5-3B-Instruct", eval_split="test", updates=200, eval_every=50, eval_tasks=0,
     save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,
