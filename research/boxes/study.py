@@ -45,6 +45,7 @@ ARMS = {
     "grpo-serials": ["--preset", SERIALS, "--no-paw"],
     "paw-serials": ["--preset", SERIALS],
     "echo-serials": ["--preset", SERIALS, *ECHO, "--wm-scale", "0.05"],
+    "echo-0.3-serials": ["--preset", SERIALS, *ECHO, "--wm-scale", "0.3"],
     "echo-1-serials": ["--preset", SERIALS, *ECHO],
     "probable-serials": ["--preset", SERIALS, "--wm-scale", "1"],
     "placebo-serials": ["--preset", SERIALS, "--wm-target", "shuffled"],
@@ -63,6 +64,8 @@ OF_SERIALS = (
     ("paw-serials", "echo-serials"), ("probable-serials", "grpo-serials"),
     ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
     ("paw-serials", "placebo-serials"), ("placebo-serials", "grpo-serials"),
+    ("echo-0.3-serials", "grpo-serials"), ("echo-0.3-serials", "echo-serials"),
+    ("paw-serials", "echo-0.3-serials"), ("probable-serials", "echo-0.3-serials"),
     ("echo-1-serials", "grpo-serials"), ("echo-1-serials", "echo-serials"),
 )
 # Each picture: the suffix of its arms -> its arms, and what is special about them in it.
