@@ -103,7 +103,7 @@ def test_games_are_those_of_alfredtwenv_sorted(data):
 def test_broken_json_is_named(data, name, content):
     path = Path(list_games(data, "train")[5]).with_name(name)
     path.write_bytes(content)
-    with one_sentence(re.escape(str(path)) + " is broken .*; delete", ValueError):
+    with one_sentence(re.escape(str(path)) + " cannot be read .*: delete", ValueError):
         list_games(data, "train")
 
 

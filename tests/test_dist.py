@@ -203,3 +203,11 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(script, tmp_path):
     assert "another rank exited" in output
     assert "rerun the same command to resume" in output
     assert json.loads(metrics.read_text().splitlines()[-1])["update"] >= 2
+
+
+@pytest.mark.parametrize("variable, threads", [("", 1), ("2", 2)])
+def test_the_threads_of_a_process(variable, threads):
+    code = ("import torch; from paw_min.base.distributed import limit_threads; limit_threads(); "
+            "print(torch.get_num_threads())")
+    done = python("-c", code, env={"OMP_NUM_THREADS": variable, "MKL_NUM_THREADS": variable})
+    assert done.stdout == f"{threads}\n"

@@ -78,7 +78,7 @@ ROWS = [  # a reader, one of its files, what is in it, a part of the sentence
     ("shop", ANNOTATIONS, annotated(instruction_attributes="wood"), "'wood' is not a list"),
     ("human shop", INSTRUCTIONS, {"B000000001": [ASKED | {"instruction_options": [5]}]},
      "instruction of product B0.* 5 is not a text"),
-    ("shop", ANNOTATIONS, "[]", "not a JSON dict from asin"),
+    ("shop", ANNOTATIONS, "[]", "not a JSON object"),
     ("shop", ANNOTATIONS, {"B000000009": {}}, "B000000001 is not in items_ins_v2"),
     ("shop", ANNOTATIONS, annotated(instruction_attributes=None), "no synthetic goal"),
     ("shop", ANNOTATIONS, annotated(instruction=None), "no synthetic goal .*human_goals=True"),

@@ -263,3 +263,9 @@ def test_a_batch_of_the_preset_paper():
     assert 128 < rows_that_fit(policy, 10**11, prompt_tokens=2048, new_tokens=512) < 256
     # A row of two tokens is nearly all logits.
     assert 90 < rows_that_fit(policy, 2 * 100 * 7 * 4 * QWEN.vocab_size, 1, 1) < 100
+
+
+@pytest.mark.parametrize("updates, every, times", [(0, 0, 1), (0, 5, 1), (2, 0, 2), (12, 5, 4)])
+def test_a_plan_counts_the_evaluations(updates, every, times, config, capsys):
+    session.dry_run(config(updates=updates, eval_every=every))
+    assert f"\nevaluate  {times} times" in capsys.readouterr().out

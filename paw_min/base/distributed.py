@@ -47,7 +47,8 @@ def limit_threads() -> None:
 
     On cores that have anything else to do, two threads are 10 to 30 times slower than one.
     """
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    if not os.environ.get("OMP_NUM_THREADS"):  # else torch has read it
+        torch.set_num_threads(1)
 
 
 def usual_device() -> str:

@@ -26,6 +26,15 @@ def parse_json(content: bytes):
     return value
 
 
+def read_dict(path: Path, remedy: str) -> dict:
+    """The JSON object in a file; UserError with the remedy if there is none."""
+    with damaged(str(path), remedy):
+        content = parse_json(path.read_bytes())
+        if not isinstance(content, dict):
+            raise TypeError("it is not a JSON object")
+        return content
+
+
 def is_url(source: str | Path) -> bool:
     return "://" in str(source)  # any scheme: the client names the one that it does not support
 

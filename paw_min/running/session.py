@@ -272,16 +272,15 @@ def dry_run(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
-    evaluations = 2
-    if cfg.eval_every:
-        evaluations += (cfg.updates - 1) // cfg.eval_every
+    every = cfg.eval_every or cfg.updates or 1
+    evaluations = 1 + -(-cfg.updates // every)  # the start, and the last update whatever `every`
     print(
         f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
         f"at most {cfg.max_turns} turns: up to {rows} rows of up to {cfg.row_length} "
         "tokens\n"
         f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps per "
         f"update, {cfg.micro_tokens} tokens per pass\n"
-        f"evaluate  {evaluations} times, every {cfg.eval_every or cfg.updates} updates\n"
+        f"evaluate  {evaluations} times, every {every} updates\n"
         f"folder    {Path(cfg.out) / cfg.name}"
     )
     if missing:

@@ -16,7 +16,7 @@ from pathlib import Path
 import textworld
 from tqdm import tqdm
 
-from paw_min.base.files import expanded, parse_json
+from paw_min.base.files import expanded, read_dict
 from paw_min.config import Config
 from paw_min.envs.alfworld import engine
 from paw_min.envs.interface import Step, Tasks
@@ -34,6 +34,7 @@ TASK_TYPES = (
 WIN_REWARD = 10.0  # verl-agent; for the step that wins, all others get 0
 REMEDY = ("download the games with `ALFWORLD_DATA=FOLDER alfworld-download`, or use --preset tiny, "
           "without --data and $ALFWORLD_DATA, to have small ones generated")
+BROKEN = "delete its folder or download it again"
 
 
 def load(cfg: Config, data: str) -> Tasks:
@@ -89,20 +90,9 @@ def list_games(data: str | Path, split: str) -> list[str]:
 def _playable(trial: Path) -> bool:
     # Both files are parsed in full: a search for `"solvable"` in the bytes takes nine times as long
     # and would miss a truncated file.
-    traj = _read_dict(trial / "traj_data.json")
-    game = _read_dict(trial / "game.tw-pddl")
+    traj = read_dict(trial / "traj_data.json", BROKEN)
+    game = read_dict(trial / "game.tw-pddl", BROKEN)
     return traj.get("task_type") in TASK_TYPES and game.get("solvable") is True
-
-
-def _read_dict(path: Path) -> dict:
-    try:
-        content = parse_json(path.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("it is not a JSON object")
-    except (ValueError, RecursionError) as error:  # RecursionError: lists in lists in lists ...
-        raise ValueError(f"{path} is broken ({error}); delete its folder or download it "
-                         "again.") from error
-    return content
 
 
 class AlfworldEnv:
@@ -126,7 +116,7 @@ class AlfworldEnv:
         if not any(template.startswith("move ") for template in state["command_templates"]):
             raise engine.GameError(f"{task}: its grammar has no command `move X to Y` (games from "
                                    f"before alfworld 0.4 use `put X in/on Y`); {REMEDY}.")
-        self._task_type = _read_dict(Path(task).with_name("traj_data.json"))["task_type"]
+        self._task_type = read_dict(Path(task).with_name("traj_data.json"), BROKEN)["task_type"]
         self._task = state["feedback"].partition("Your task is to: ")[2].rstrip("\n")
         return self._to_step(state)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
 
-from paw_min.base.files import damaged, expanded, parse_json
+from paw_min.base.files import damaged, expanded
 
 SMALL = 1000  # products in the official small files
 CHUNK = 1 << 20  # characters per read
@@ -80,15 +80,6 @@ def find_file(folder, stem: str, small: bool) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise FileNotFoundError(f"{folder} has no {' or '.join(names)}; {REMEDY}.")
-
-
-def read_dict(path: Path) -> dict:
-    """Read a JSON object."""
-    with damaged(str(path), REMEDY):
-        content = parse_json(path.read_bytes())
-        if not isinstance(content, dict):
-            raise TypeError("it is not a JSON dict from asin to record")
-    return content
 
 
 def _read_list(path, limit):

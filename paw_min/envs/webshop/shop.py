@@ -12,9 +12,10 @@ episode can be replayed.
 import random
 from functools import cached_property
 
+from paw_min.base.files import read_dict
 from paw_min.envs.webshop import goals as shop_goals
 from paw_min.envs.webshop import reward as shop_reward
-from paw_min.envs.webshop.files import SMALL, Product, find_file, read_dict, read_products
+from paw_min.envs.webshop.files import REMEDY, SMALL, Product, find_file, read_products
 from paw_min.retrieval.bm25 import BM25
 
 MAX_RESULTS = 50  # per search, official
@@ -50,9 +51,9 @@ class Shop:
         small = n_products is not None and n_products <= SMALL
         items = find_file(folder, "items_shuffle", small)
         small = items.stem.endswith(f"_{SMALL}")  # the annotations must belong to the products
-        annotations = read_dict(find_file(folder, "items_ins_v2", small))
+        annotations = read_dict(find_file(folder, "items_ins_v2", small), REMEDY)
         if human_goals:
-            instructions = read_dict(find_file(folder, "items_human_ins", small))
+            instructions = read_dict(find_file(folder, "items_human_ins", small), REMEDY)
 
         # One generator, used in the official order: all prices, then all price limits.
         rng = random.Random(seed)
