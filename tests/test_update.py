@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from statistics import mean, stdev
 from types import SimpleNamespace
 
 import pytest
@@ -209,10 +210,14 @@ def test_tokens_that_count_are_those_with_a_gradient():
         assert torch.equal(logp.grad != 0, expected), loss
 
 
-def golden_episodes() -> list[Episode]:
-    """One group: three steps, won, the second one badly formatted; and two steps, not won."""
+# Rewards and validity: three steps, won, the second one badly formatted; and two steps, not won.
+GOLDEN = (((0, 0, 10), (1, 0, 1)), ((0, 0), (1, 1)))
+
+
+def golden_episodes(played=GOLDEN) -> list[Episode]:
+    """One group; step t of every episode is in the state s{t}."""
     episodes = []
-    for trajectory, (rewards, valid) in enumerate((((0, 0, 10), (1, 0, 1)), ((0, 0), (1, 1)))):
+    for trajectory, (rewards, valid) in enumerate(played):
         episode = Episode("toy", 0, trajectory)
         episode.transitions = [
             Transition([3], [5], [9], [-1.0], float(r), bool(v), f"s{t}", 0, trajectory)
@@ -231,9 +236,21 @@ def golden_episodes() -> list[Episode]:
     (dict(algo="gigpo"), [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
 ])
 def test_advantages_equal_those_of_the_original_code(settings, expected):
-    """verl-agent's functions on these rows. The penalty of a step is not discounted into others."""
+    """verl-agent's functions on these rows."""
     found = row_advantages(Config(**BASE | settings), flatten(golden_episodes()))
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_step_returns_of_gigpo_are_discounted_and_then_penalized():
+    """Three episodes meet in s0 and s1: of two, A^S is 0.7071 and -0.7071 for all returns."""
+    rows = flatten(golden_episodes((*GOLDEN, ((0, 10), (1, 1)))))
+    both, episode = (row_advantages(Config(**BASE | dict(algo=a)), rows) for a in ("gigpo", "grpo"))
+    expected = {}
+    for state, returns in (("s0", [9.025, 0.0, 9.5]), ("s1", [9.5 - 0.1, 0.0, 10.0])):
+        deviation = stdev(returns) + 1e-6
+        expected[state] = [(value - mean(returns)) / deviation for value in returns]
+    (a0, b0, c0), (a1, b1, c1) = expected.values()
+    assert (both - episode).tolist() == pytest.approx([a0, a1, 0.0, b0, b1, c0, c1], abs=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"paw": False}, {"alpha": 1.0}])
