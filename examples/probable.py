@@ -8,7 +8,8 @@ trained. Cross entropy pulls hardest at such tokens, and many of them are of no 
 words of a serial number. In four small worlds, the result was not significantly below ECHO or PaW,
 with or without noise; the floor was chosen for two of them (research/objective). It is above both
 in games of ALFWorld's engine (research/hidden). In a fifth small world it is below ECHO: a fact
-below the floor is never learned (research/objective/mask.md).
+below the floor is never learned (research/objective/mask.md). With SmolLM2 and --wm-scale 1, it is
+above GRPO, with and without serial numbers (research/boxes).
 
 METHODS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with PaW's
 selection, balance and weight has {} in its place. The flags are those of the benchmark's run

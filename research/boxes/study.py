@@ -172,6 +172,9 @@ def draw(runs: study.Runs, suffix: str) -> None:
     suffix: "" for the arms without serial numbers, "-serials" for those with them.
     """
     arms = [arm + suffix for arm in PICTURES[suffix]]
+    # Seeds differ from each other as much as arms do: only those that all arms have.
+    seeds = set.intersection(*(set(study.seeds_of(runs, arm)) for arm in arms))
+    runs = {key: run for key, run in runs.items() if key[1] in seeds}
     curves = {
         arm.removesuffix(suffix): of_seeds
         for arm, of_seeds in study.curves(runs, arms, WINDOW).items()
