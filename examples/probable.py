@@ -9,7 +9,8 @@ words of a serial number. In four small worlds, the result was not significantly
 with or without noise; the floor was chosen for two of them (research/objective). It is above both
 in games of ALFWorld's engine (research/hidden). In a fifth small world it is below ECHO: a fact
 below the floor is never learned (research/objective/mask.md). With SmolLM2 and --wm-scale 1, it is
-above GRPO, with and without serial numbers (research/boxes).
+above GRPO averaged over training, with and without serial numbers; in the last ten updates this is
+not decided, nor is a difference from ECHO (research/boxes).
 
 METHODS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with PaW's
 selection, balance and weight has {} in its place. The flags are those of the benchmark's run
