@@ -47,7 +47,8 @@ def limit_threads() -> None:
 
     On cores that have anything else to do, two threads are 10 to 30 times slower than one.
     """
-    if not os.environ.get("OMP_NUM_THREADS"):  # else torch has read it
+    # Torch has read the variable if it is set.
+    if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)
 
 

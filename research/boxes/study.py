@@ -10,6 +10,7 @@ a line of runs.jsonl and is not repeated, on another machine either.
 
 import argparse
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -68,6 +69,8 @@ OF_SERIALS = (
     ("paw-serials", "echo-0.3-serials"), ("probable-serials", "echo-0.3-serials"),
     ("echo-1-serials", "grpo-serials"), ("echo-1-serials", "echo-serials"),
 )
+# A difference that was first seen on seeds 0 to 3, so that its test is on the others alone.
+FRESH = ("probable-serials", "grpo-serials")
 # Each picture: the suffix of its arms -> its arms, and what is special about them in it.
 PICTURES = {
     "": {"grpo": "", "paw": "scale 10", "mae": "scale 10", "placebo": "scale 10",
@@ -133,12 +136,22 @@ def differences(runs: study.Runs, pairs: tuple[tuple[str, str], ...]) -> str:
     """A table of paired differences, each over the seeds that both arms have; if none, left out."""
     measures = study.training_area, study.training_end, half
     lines = []
-    for a, b in pairs:
+
+    def add_line(runs: study.Runs, a: str, b: str, note: str = "") -> None:
         if n_seeds := len(study.seeds_of(runs, a, b)):
             cells = [study.difference(runs, a, b, measure, LEAST) for measure in measures]
-            lines.append([f"{a} - {b}", n_seeds, *cells])
+            lines.append([f"{a} - {b}{note}", n_seeds, *cells])
+
+    for a, b in pairs:
+        add_line(runs, a, b)
+        if (a, b) == FRESH:
+            add_line(only_seeds(runs, range(4, 8)), a, b, ", seeds 4 to 7")
     header = ["difference", "seeds", "mean of the curve", "last ten", "updates until half"]
     return study.markdown_table(header, lines)
+
+
+def only_seeds(runs: study.Runs, seeds: Collection[int]) -> study.Runs:
+    return {key: run for key, run in runs.items() if key[1] in seeds}
 
 
 def explored() -> str:
@@ -174,7 +187,7 @@ def draw(runs: study.Runs, suffix: str) -> None:
     arms = [arm + suffix for arm in PICTURES[suffix]]
     # Seeds differ from each other as much as arms do: only those that all arms have.
     seeds = set.intersection(*(set(study.seeds_of(runs, arm)) for arm in arms))
-    runs = {key: run for key, run in runs.items() if key[1] in seeds}
+    runs = only_seeds(runs, seeds)
     curves = {
         arm.removesuffix(suffix): of_seeds
         for arm, of_seeds in study.curves(runs, arms, WINDOW).items()
