@@ -12,8 +12,8 @@ below the floor is never learned (research/objective/mask.md). With SmolLM2 and 
 above GRPO averaged over training, with and without serial numbers; in the last ten updates this is
 not decided, nor is a difference from ECHO (research/boxes).
 
-METHODS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with PaW's
-selection, balance and weight has {} in its place. The flags are those of the benchmark's run
+METHOD_PRESETS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with
+PaW's selection, balance and weight has {} in its place. The flags are those of the benchmark's run
 script; --wm-loss and --rho do nothing here.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paw_min import cmae
 from paw_min.cli import fork
-from paw_min.config import METHODS, Config
+from paw_min.config import METHOD_PRESETS, Config
 from paw_min.model.batches import Batch
 from paw_min.rows import Rows
 from paw_min.running.session import Session
@@ -47,4 +47,4 @@ def loss_of_probable(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss
 
 
 if __name__ == "__main__":
-    fork(probable, METHODS["echo"], __doc__)
+    fork(probable, METHOD_PRESETS["echo"], __doc__)

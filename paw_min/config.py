@@ -155,7 +155,7 @@ class Config:
 
 
 # A preset of a method is combined with one of a size: --preset paper echo.
-METHODS = {
+METHOD_PRESETS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05),
 }
@@ -265,8 +265,8 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
 def make_parser(env: str, presets: dict[str, dict], doc: str) -> Parser:
     default = next(iter(presets))
     parser = Parser(usage="%(prog)s [flags]", description=doc)
-    # Presets from cli.fork name their own method, so METHODS do not apply.
-    of_methods = METHODS if "learn" not in presets[default] else {}
+    # Presets from cli.fork name their own method, so METHOD_PRESETS do not apply.
+    of_methods = METHOD_PRESETS if "learn" not in presets[default] else {}
     parser.add_argument(
         "--preset", choices=[*presets, *of_methods], nargs="+", default=[default],
         help=f"base settings (default {default})"
@@ -287,7 +287,7 @@ def make_parser(env: str, presets: dict[str, dict], doc: str) -> Parser:
 def choose(env: str, presets: dict[str, dict], args: dict[str, object]) -> Choice:
     """Presets and settings of parsed arguments; UserError for two of a kind."""
     sizes = [name for name in args["preset"] if name in presets]
-    methods = [name for name in args["preset"] if name in METHODS]
+    methods = [name for name in args["preset"] if name in METHOD_PRESETS]
     for kind, names in (("sizes", sizes), ("methods", methods)):
         if len(names) > 1:
             chosen = " ".join(args["preset"])
@@ -295,7 +295,7 @@ def choose(env: str, presets: dict[str, dict], args: dict[str, object]) -> Choic
     size = sizes[0] if sizes else next(iter(presets))
     base = {"env": env} | presets[size]
     for name in methods:
-        base |= METHODS[name]
+        base |= METHOD_PRESETS[name]
     given = given_settings(args, settings(env))
     if given.get("algo") == "ppo" and size in PUBLISHED:
         # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and

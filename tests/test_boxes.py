@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from examples import boxes, locks
 from paw_min import train, update
 from paw_min.base.errors import UserError
-from paw_min.config import METHODS, Config, parse_args
+from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.interface import Context, Turn
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
@@ -214,7 +214,7 @@ def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monk
         cfg, _ = parse_args("boxes", presets, "", flags)
         assert cfg.seed == 3 and cfg.paw == (cfg.learn == "material")
         if arm == "echo":
-            echo = METHODS["echo"] | {"wm_scale": 1.0}
+            echo = METHOD_PRESETS["echo"] | {"wm_scale": 1.0}
             assert {name: getattr(cfg, name) for name in echo} == echo
 
 

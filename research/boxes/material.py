@@ -18,7 +18,7 @@ from torch import Tensor
 
 from examples import boxes
 from examples.probable import loss_of_probable
-from paw_min.config import METHODS, Config
+from paw_min.config import METHOD_PRESETS, Config
 from paw_min.model.batches import Batch
 from paw_min.model.policy import Policy
 from paw_min.rows import Rows
@@ -71,7 +71,7 @@ def noting_p(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["probable"]:
-        echo = {name: preset | METHODS["echo"] for name, preset in boxes.PRESETS.items()}
+        echo = {name: preset | METHOD_PRESETS["echo"] for name, preset in boxes.PRESETS.items()}
         boxes.run(echo, __doc__, probable_material, sys.argv[2:])
     else:
         boxes.run(doc=__doc__, learn=material)

@@ -18,7 +18,7 @@ import torch
 from examples import locks
 from examples.one_file import TOOLS, World, make_world
 from paw_min.base.files import made_once
-from paw_min.config import METHODS, Config
+from paw_min.config import METHOD_PRESETS, Config
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
@@ -29,7 +29,7 @@ from research import study
 RUNS = Path(__file__).parent / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
 SEEDS = range(3000, 3016)
-ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled")} | METHODS
+ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled")} | METHOD_PRESETS
 
 
 @torch.no_grad()
