@@ -33,7 +33,6 @@ from research.locks import worlds as locks_worlds
 from research.objective import mask as objective_mask
 from research.objective import study as objective_study
 from research.one_file_runs import KEY, in_world
-from research.scienceworld import study as scienceworld_study
 from research.study import (
     Measure,
     Runs,
@@ -168,10 +167,6 @@ def boxes(kind: str = "") -> str:
     return boxes_study.differences(read_runs(boxes_study.RUNS), pairs)
 
 
-def scienceworld() -> str:
-    return scienceworld_study.tables(read_runs(scienceworld_study.RUNS))[1]
-
-
 def objective(kind: str) -> str:
     """kind: differences or means."""
     return getattr(objective_study, kind)()
@@ -242,7 +237,7 @@ def fidelity(*folders: str) -> str:
 
 def consistency() -> str:
     lines = []
-    for folder in ("alfworld", "webshop", "scienceworld"):
+    for folder in ("alfworld", "webshop"):
         for agent in ("teacher", "model"):
             cell = load(f"word2world/{folder}/consistency.json").get(agent)
             if cell:

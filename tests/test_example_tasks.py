@@ -1,14 +1,12 @@
 """The tasks of the examples: training and held-out ones differ, and the seed decides them."""
 
 import json
-import random
 
 import pytest
 
-from examples import boxes, hidden, locks, scienceworld
+from examples import boxes, hidden, locks
 from examples.three_worlds import LESSONS
 from paw_min.config import Config
-from paw_min.envs.interface import Step
 
 
 @pytest.mark.parametrize("example, data", [
@@ -47,23 +45,3 @@ def test_a_lesson_is_drawn_by_its_seed(name):
 
     assert facts(1) == facts(1)
     assert all(one != other for one, other in zip(facts(1), facts(2)))
-
-
-class Plane:
-    """An inclined plane of ScienceWorld down which no block slides."""
-
-    name = scienceworld.FRICTION
-
-    def reset(self, task: str) -> Step:
-        return Step("", "Which surface? (paper, cloth)", self.name, [])
-
-    def step(self, command: str) -> Step:
-        return Step("a block at the top of the plane", "", self.name, [])
-
-
-def test_what_a_block_does_is_drawn_where_the_engine_says_it():
-    """It would tell the fact of this surface, whatever words the engine has for it."""
-    rows = [row for seed in range(20)
-            for row in scienceworld.demonstrate(Plane(), "", random.Random(seed))]
-    seen = {row.observation for row in rows if row.observation}
-    assert seen == {f"a block {end}" for end in scienceworld.ENDS}

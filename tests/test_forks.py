@@ -161,7 +161,7 @@ def test_the_help_of_a_fork_has_its_docstring_and_the_first_words(flag, monkeypa
     assert printed.startswith("What it computes.") and "alfworld, webshop" in printed
 
 
-@pytest.mark.parametrize("name", ["locks", "hidden", "boxes", "scienceworld"])
+@pytest.mark.parametrize("name", ["locks", "hidden", "boxes"])
 def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     """It is checked and prepared with the fork's flags, then trained by the fork's method."""
     world = importlib.import_module(f"examples.{name}")

@@ -20,6 +20,7 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.rows import TokenRow, flatten
 from paw_min.running import runs
 from tests.helpers import plain_logp
+from world_models import word2world
 
 
 def test_an_episode_is_that_of_one_file():
@@ -191,3 +192,25 @@ def test_the_preset_has_the_settings_of_one_file():
     assert (cfg.alpha, cfg.rho, cfg.wm_scale) == (arm.alpha, arm.rho, arm.scale)
     clip = inspect.signature(losses.clipped_surrogate).parameters["clip_low"].default
     assert (clip, cfg.temperature) == (locks.one_file.CLIP, 1.0)
+
+
+@pytest.mark.slow
+def test_word2world_plays_in_an_environment_from_outside(tmp_path):
+    """By the name of its module: a world model from two episodes answers in its place."""
+
+    def run(command: str, *flags: str) -> dict:
+        words = [command, "examples.locks", "--agents", "random", "--max-turns", "2"]
+        return word2world.main([*words, *flags, "--out", str(tmp_path / command)])
+
+    assert run("collect", "--episodes", "2")["turns"] == 4
+    episodes = ["--trajectories", str(tmp_path / "collect" / "trajectories.json")]
+    run("train", *episodes, "--width", "32", "--epochs", "1", "--batch", "2")
+    trained = ["--world-model", str(tmp_path / "train"), "--answer-tokens", "8"]
+    assert run("fidelity", *episodes, *trained)["n"] == 4
+    assert run("consistency", *trained, "--eval-tasks", "1")["random"]["n"] == 1
+
+
+def test_word2world_names_what_it_plays_in(tmp_path):
+    for env, named in [("locks", "such as examples.locks"), ("no.such", "no.such")]:
+        with pytest.raises(UserError, match=named):
+            word2world.main(["collect", env, "--out", str(tmp_path)])

@@ -519,7 +519,7 @@ def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, mes
 # --- the commands behind the pages -------------------------------------------------------------
 
 PAGE = Path(__file__).parent.parent / "research" / "word2world"
-PARTS = ("alfworld", "webshop", "scienceworld", "prompted")
+PARTS = ("alfworld", "webshop", "prompted")
 
 
 def arguments_of(words: list[str]) -> list[str]:

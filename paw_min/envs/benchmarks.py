@@ -31,7 +31,7 @@ def presets_of(env: str) -> dict[str, dict]:
     and the KL term: those of PaW A.1. What the paper leaves open is taken from verl-agent, which
     PaW builds on. `--help` prints every value of each preset.
 
-    env: its name, or a module from outside that adds itself to BENCHMARKS (examples.scienceworld).
+    env: its name, or a module from outside that adds itself to BENCHMARKS (examples.locks).
     """
     module = env if "." in env else f"paw_min.envs.{env}.presets"
     try:

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # The commands behind research/word2world/README.md, in parts:
 #
-#     bash research/word2world/run.sh alfworld | webshop | scienceworld | prompted
+#     bash research/word2world/run.sh alfworld | webshop | prompted
 #
-# On one core: alfworld 25 minutes, webshop 35, prompted 25, scienceworld 10. prompted needs what
-# alfworld wrote; scienceworld needs Java and a package (examples/README.md). A rerun skips what is
-# complete. Results are written to runs/w2w/results.
+# On one core: alfworld 25 minutes, webshop 35, prompted 25. prompted needs what alfworld wrote. A
+# rerun skips what is complete. Results are written to runs/w2w/results.
 set -euo pipefail
 out=runs/w2w/results
 word2world() { python -m world_models.word2world "$@"; }
@@ -41,18 +40,6 @@ webshop() {
         --out $out/webshop
 }
 
-scienceworld() {
-    python -m examples.scienceworld --eval-only --eval-tasks 1 --out runs/w2w/sw  # the start model
-    word2world collect examples.scienceworld --episodes 300 --max-turns 7 --out runs/w2w/sw-train
-    word2world collect examples.scienceworld --split held_out --max-turns 7 --out runs/w2w/sw-held_out
-    word2world train examples.scienceworld --epochs 4 --batch 2 --lr 2e-3 --micro-tokens 4096 \
-        --trajectories runs/w2w/sw-train/trajectories.json --out runs/w2w/sw-wm
-    word2world fidelity examples.scienceworld --world-model runs/w2w/sw-wm \
-        --trajectories runs/w2w/sw-held_out/trajectories.json --out $out/scienceworld
-    word2world consistency examples.scienceworld --world-model runs/w2w/sw-wm \
-        --max-turns 7 --out $out/scienceworld
-}
-
 prompted() {
     word2world collect alfworld --max-turns 20 --agents teacher --slips 0.3 --episodes 20 \
         --out runs/w2w/prompted/train
@@ -71,6 +58,6 @@ prompted() {
 }
 
 case ${1:-} in
-    alfworld | webshop | scienceworld | prompted) "$1" ;;
+    alfworld | webshop | prompted) "$1" ;;
     *) sed -n 's/^#     //p' "$0" >&2; exit 2 ;;
 esac

@@ -18,7 +18,7 @@ consistency  success in the environment, in the world model, and of the world mo
 verify       a purchase is simulated before it is made (sec. 7.1, Table 4)
 imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
 
-ENV: alfworld, webshop, or a module with an environment (examples.scienceworld). Agents:
+ENV: alfworld, webshop, or a module with an environment (examples.locks). Agents:
 the language model of --model, the rule-based `teacher` of the generated data, a `random` player.
 All other flags are those of the run scripts: --model is the agent, --eval-tasks the number of
 held-out tasks, --max-turns the most steps of an episode (50).

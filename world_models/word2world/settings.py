@@ -119,7 +119,7 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
         settings = replace(settings, answer_tokens=longest)
     if args.env not in ENVS and "." not in args.env:
         raise UserError(f"{args.env} is none of {', '.join(ENVS)}, and no module with an "
-                        "environment, such as examples.scienceworld.")
+                        "environment, such as examples.locks.")
     presets = presets_of(args.env)
     env = args.env.rpartition(".")[2]  # a module has the name of its benchmark
     cfg = parse_config(env, presets, doc, ["--max-turns", "50", *flags])
