@@ -4,10 +4,8 @@ The number is from 0 to 9 and comes from the seed. The answers tell whether it i
 and, as a rule worth modeling, every second answer is a lie.
 """
 
+import uvicorn
 from openenv.core import Action, Environment, Observation, State, create_app
-
-from paw_min.base.errors import user_errors
-from paw_min.retrieval.server import listen, serve
 
 
 class Say(Action):
@@ -38,5 +36,4 @@ class Guess(Environment):
 app = create_app(Guess, Say, Hear, max_concurrent_envs=256)
 
 if __name__ == "__main__":
-    with user_errors():
-        serve(app, listen("127.0.0.1", 8000))
+    uvicorn.run(app, host="127.0.0.1", port=8000, log_level="warning")

@@ -3,9 +3,9 @@
     python -m examples.guess_server                                 in another terminal
     python -m examples.openenv_paw --data http://127.0.0.1:8000 --model MODEL
 
-A task is a seed; a seed must start the same episode each time. A server may offer more, as
-`openenv_server.py` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
-observations, and the numbers of seeds in its state. README.md says what a lost connection costs.
+A task is a seed; a seed must start the same episode each time. A server may offer more:
+`admissible`, `instruction`, `task_type`, `won` and `score` in its observations, and the numbers of
+seeds in its state, `train` and `held_out`. README.md says what a lost connection costs.
 
 R_MAX is the return of an episode that is won. If that of your server is not 10, change it: with a
 return of 1, lambda_g of Eq. 10 would stay at 0.9 or more, and the world-model loss with it.

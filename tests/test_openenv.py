@@ -1,12 +1,13 @@
-"""PaW on an OpenEnv server. Benchmarks on their own server: test_openenv_server.py."""
+"""PaW on an OpenEnv server: OpenEnv's own client and server at a real port of this process."""
 
+import socket
+import threading
 import time
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("openenv")
-
+import uvicorn
 from openenv.core import create_app
 
 from examples import guess_server, openenv_paw
@@ -18,9 +19,21 @@ from paw_min.envs.pool import EnvPool
 from paw_min.running import runs
 from tests import pools
 from tests.helpers import SMALL
-from tests.openenv_client import serving
 
 FIELD = {"type": "string"}
+
+
+@contextmanager
+def serving(app):
+    """The URL of an application, which runs in a thread until the end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        pools.until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(20)
 
 
 @pytest.fixture(scope="module")
