@@ -224,12 +224,12 @@ def needed(cfg: Config) -> Path | None:
     return Path(cfg.model) if Path(cfg.model) in (START, START_SERIALS) else None
 
 
-def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
-    """The command; cli.fork calls it with another `learn`."""
+def run(presets=PRESETS, doc=__doc__, method=None, argv=None) -> None:
+    """The command; cli.fork calls it with another method."""
     with user_errors():
         if start := needed(checked("boxes", presets, doc, needed, argv)):
             prepare(start)
-    main("boxes", presets, doc, learn, argv)
+    main("boxes", presets, doc, method, argv)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
 from paw_min.rows import Rows
 from paw_min.running.session import Session
-from paw_min.train import learn_jointly
+from paw_min.train import paw
 from paw_min.update import loss_parts, mini_batches
 
 
 def conflict(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     """Measure, then learn as PaW does -> metrics of both."""
     measured = gradient_conflict(cfg, s.policy, rows, seed_key=(cfg.seed, k))
-    return measured | learn_jointly(cfg, s, rows, k)
+    return measured | paw(cfg, s, rows, k)
 
 
 def gradient_conflict(cfg: Config, policy: Policy, rows: Rows, seed_key: tuple) -> dict[str, float]:

@@ -304,8 +304,8 @@ def prepare(seed: int) -> None:
     made_once(DATA / str(seed), make)
 
 
-def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
-    """The command; cli.fork calls it with another `learn`."""
+def run(presets=PRESETS, doc=__doc__, method=None, argv=None) -> None:
+    """The command; cli.fork calls it with another method."""
     torch.set_num_threads(1)
     with user_errors():
         seed = checked("hidden", presets, doc, lambda cfg: DATA / str(cfg.seed), argv).seed
@@ -313,7 +313,7 @@ def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
     folder = DATA / str(seed)
     own = dict(data=str(folder), model=str(folder / "start"), seed=seed)
     presets = {name: preset | own for name, preset in presets.items()}
-    main("hidden", presets, doc, learn, argv)
+    main("hidden", presets, doc, method, argv)
 
 
 if __name__ == "__main__":

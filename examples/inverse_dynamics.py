@@ -32,7 +32,7 @@ from paw_min.config import Config
 from paw_min.model.policy import Policy
 from paw_min.rows import Rows, TokenRow, Transition
 from paw_min.running.session import Session
-from paw_min.train import learn_jointly
+from paw_min.train import paw
 
 SETTINGS = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.2)
 PROMPT = """
@@ -49,7 +49,7 @@ def inverse_dynamics(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, f
     """
     scale = cfg.wm_scale * cosine(k, cfg.updates)
     doubled = replace(cfg, wm_scale=scale, mini_batch=2 * cfg.mini_batch)
-    return {"wm_scale": scale} | learn_jointly(doubled, s, with_inverse_rows(cfg, s, rows), k)
+    return {"wm_scale": scale} | paw(doubled, s, with_inverse_rows(cfg, s, rows), k)
 
 
 def cosine(k: int, updates: int) -> float:
@@ -58,7 +58,7 @@ def cosine(k: int, updates: int) -> float:
 
 
 def with_inverse_rows(cfg: Config, s: Session, rows: Rows) -> Rows:
-    """N rows -> 2N, in the columns that update.learn reads: the second half is for the actions."""
+    """N rows -> 2N, for update.optimize: the second half is for the actions."""
     tokens = [inverse_row(cfg, s.policy, transition) for transition in rows.transitions]
     asked = torch.tensor([bool(row.obs_ids) for row in tokens])  # (N,)
     weight = losses.row_weights(rows.group, asked, rows.lambdas)  # (N,), lambda_g is 1

@@ -190,13 +190,13 @@ def needed(cfg: Config) -> Path | None:
     return START if Path(cfg.model) == START else None
 
 
-def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
-    """The command; cli.fork calls it with another `learn`."""
+def run(presets=PRESETS, doc=__doc__, method=None, argv=None) -> None:
+    """The command; cli.fork calls it with another method."""
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
         if needed(checked("locks", presets, doc, needed, argv)):
             prepare()
-    main("locks", presets, doc, learn, argv)
+    main("locks", presets, doc, method, argv)
 
 
 if __name__ == "__main__":

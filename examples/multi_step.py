@@ -22,7 +22,7 @@ from paw_min.metrics import describe_selection
 from paw_min.rows import Rows, TokenRow
 from paw_min.running.session import Session
 from paw_min.targets import cut
-from paw_min.train import learn_jointly
+from paw_min.train import paw
 from paw_min.update import select_transitions
 
 STEPS = 2
@@ -36,7 +36,7 @@ def multi_step(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     # Where the first observation is empty, the target stays so: weights and selection stay right.
     longer = with_later_observations(rows.tokens, rows.trajectory, STEPS)
     rows = replace(rows, tokens=[cut(row, s.policy.positions) for row in longer])
-    return describe_selection(rows) | learn_jointly(cfg, s, rows, k)
+    return describe_selection(rows) | paw(cfg, s, rows, k)
 
 
 def without_repeats(cfg: Config, rows: Rows) -> Rows:

@@ -27,7 +27,7 @@ from paw_min.config import METHOD_PRESETS, Config
 from paw_min.model.batches import Batch
 from paw_min.rows import Rows
 from paw_min.running.session import Session
-from paw_min.train import learn_jointly
+from paw_min.train import paw
 from paw_min.update import ObservationLoss
 
 FLOOR = 0.03  # probability
@@ -35,7 +35,7 @@ FLOOR = 0.03  # probability
 
 def probable(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     """The update of the package, with another world-model loss -> metrics."""
-    return learn_jointly(cfg, s, rows, k, loss_of_probable)
+    return paw(cfg, s, rows, k, loss_of_probable)
 
 
 def loss_of_probable(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss:

@@ -26,7 +26,7 @@ from paw_min.config import Config
 from paw_min.model.policy import Policy
 from paw_min.rows import Rows, TokenRow, Transition
 from paw_min.running.session import Session
-from paw_min.train import learn_jointly
+from paw_min.train import paw
 
 EVERY = 4  # updates on the RL loss between two on the world model
 # PaW's choices are off: cross entropy, no selection, lambda_g = 1.
@@ -50,7 +50,7 @@ def tapo(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     The tokens that both train are added up.
     """
     # Without a weight, no observation enters a pass of the RL loss.
-    metrics = learn_jointly(cfg, s, replace(rows, row_weight=torch.zeros_like(rows.row_weight)), k)
+    metrics = paw(cfg, s, replace(rows, row_weight=torch.zeros_like(rows.row_weight)), k)
     if k % EVERY:
         return metrics
     # Its rows have no response, so only the world-model loss has a gradient.
@@ -58,13 +58,13 @@ def tapo(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     if not wm_rows.tokens:
         return metrics
     key = (cfg.seed, k, "world model")
-    learned = update.learn(cfg, s.policy, s.optimizer, wm_rows, seed_key=key)
-    for name, value in learned.items():
+    world = update.optimize(cfg, s.policy, s.optimizer, wm_rows, seed_key=key)
+    for name, value in world.items():
         if name.startswith(("wm_", "loss_wm")):
             metrics[name] = value
         elif name in ("tokens_trained", "tokens_forward"):
             metrics[name] += value
-    metrics["grad_norm_wm_alone"] = learned["grad_norm"]
+    metrics["grad_norm_wm_alone"] = world["grad_norm"]
     return metrics
 
 

@@ -8,10 +8,10 @@ from paw_min.base.errors import UserError, user_errors
 from paw_min.envs.benchmarks import NAMES, presets_of
 
 
-def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) -> None:
+def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -> None:
     """Parse the command line and train, evaluate or show the plan.
 
-    learn: of train.train, a plain function, whose name becomes a part of the run's; default: its
+    method: of train.train, a plain function, whose name becomes a part of the run's; default: its
     own. argv: default: the command line.
     """
     import torch
@@ -19,17 +19,17 @@ def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) ->
     from paw_min.base import distributed
     from paw_min.config import parse_args
     from paw_min.running.session import dry_run
-    from paw_min.train import learn_jointly, train
+    from paw_min.train import paw, train
 
-    if learn:
-        presets = {name: preset | {"learn": learn.__name__} for name, preset in presets.items()}
+    if method:
+        presets = {name: preset | {"method": method.__name__} for name, preset in presets.items()}
     with user_errors(distributed.with_rank):
         try:
             cfg, mode = parse_args(env, presets, doc, argv)
             if mode == "dry-run":
                 dry_run(cfg)
             else:
-                train(cfg, mode == "eval-only", learn or learn_jointly)
+                train(cfg, mode == "eval-only", method or paw)
             distributed.finish()
         except torch.OutOfMemoryError as error:
             reason = " ".join(str(error).split())[:200]
@@ -37,12 +37,12 @@ def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) ->
             raise UserError(f"the GPU's memory is full ({reason}): {remedy}") from error
 
 
-def fork(learn: Callable, settings: dict, doc: str) -> None:
-    """The command `python -m examples.NAME ENV [flags]`: ENV with another `learn`.
+def fork(method: Callable, settings: dict, doc: str) -> None:
+    """The command `python -m examples.NAME ENV [flags]`: ENV with another method.
 
     ENV is a benchmark, or a module with an environment of its own, such as examples.locks, that has
-    PRESETS and a function run(presets, doc, learn, argv). learn: see train.train; its name is part
-    of the names of its runs. settings: what it adds to every preset.
+    PRESETS and a function run(presets, doc, method, argv). method: see train.train; its name is
+    part of the names of its runs. settings: what it adds to every preset.
     """
     with user_errors():
         env, *argv = sys.argv[1:] or [""]
@@ -55,16 +55,16 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
             raise UserError(f"{env!r} is not a benchmark: the first word must be {first}; the "
                             "others are its flags.")
         # The name lets parse_args refuse what does not combine with a fork, before long work.
-        own = settings | {"learn": learn.__name__}
+        own = settings | {"method": method.__name__}
         presets = {name: preset | own for name, preset in presets_of(env).items()}
         if env in NAMES:
-            main(env, presets, doc, learn, argv)
+            main(env, presets, doc, method, argv)
             return
         module = sys.modules[env]  # presets_of has imported it
         if not hasattr(module, "run"):
-            raise UserError(f"{env} has no function run(presets, doc, learn, argv): see "
+            raise UserError(f"{env} has no function run(presets, doc, method, argv): see "
                             "examples/locks.py.")
-        module.run(presets, doc, learn, argv)
+        module.run(presets, doc, method, argv)
 
 
 def checked(

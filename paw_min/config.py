@@ -44,7 +44,7 @@ def opt(
 @dataclass
 class Config:
     env: str = "alfworld"  # the benchmark; set by the run script
-    learn: str = "learn_jointly"  # name of the function that learns from rows; set by train
+    method: str = "paw"  # name of the function that trains on the rows; set by train
 
     name: str = opt(RUN, "", "run name; default: from the settings that differ from the preset")
     out: str = opt(RUN, "runs", "folder of the run folders")
@@ -211,7 +211,7 @@ def check(cfg: Config) -> None:
     if is_url(cfg.model):
         raise UserError(f"--model {masked(cfg.model)} is a URL: give a folder, or the name of a "
                         "model on the Hugging Face hub.")
-    if cfg.learn != Config.learn and not cfg.paw:
+    if cfg.method != Config.method and not cfg.paw:
         raise UserError("--no-paw leaves this method no world model: its baseline is the run "
                         "script's.")
     if cfg.shard and cfg.sampler != "vllm":
@@ -266,7 +266,7 @@ def make_parser(env: str, presets: dict[str, dict], doc: str) -> Parser:
     default = next(iter(presets))
     parser = Parser(usage="%(prog)s [flags]", description=doc)
     # Presets from cli.fork name their own method, so METHOD_PRESETS do not apply.
-    of_methods = METHOD_PRESETS if "learn" not in presets[default] else {}
+    of_methods = METHOD_PRESETS if "method" not in presets[default] else {}
     parser.add_argument(
         "--preset", choices=[*presets, *of_methods], nargs="+", default=[default],
         help=f"base settings (default {default})"
@@ -379,8 +379,8 @@ def default_name(cfg: Config, chosen: Choice) -> str:
     if size.endswith("gb"):
         model += f"-{size}"  # these presets share their models with `paper`
     method = cfg.algo
-    if cfg.learn != Config.learn:
-        method += f"-{cfg.learn}".replace("_", "-")
+    if cfg.method != Config.method:
+        method += f"-{cfg.method}".replace("_", "-")
     elif cfg.paw:
         method += f"-{methods[0] if methods else 'paw'}"
     before = asdict(Config()) | base

@@ -4,10 +4,10 @@
       + wm_scale * mean over all groups g of
                    [lambda_g * mean over S_alpha,g of the world-model loss]
 
-update.loss_parts computes the terms of a micro-batch, and update.learn adds them up. Surrogate and
-KL are means over the tokens that they are given; loss_parts multiplies them by the micro-batch's
-share of the mini-batch's tokens. "All groups g" are those of the update, even those without a
-selected row.
+update.loss_parts computes the terms of a micro-batch, and update.optimize adds them up. Surrogate
+and KL are means over the tokens that they are given; loss_parts multiplies them by the
+micro-batch's share of the mini-batch's tokens. "All groups g" are those of the update, even those
+without a selected row.
 
 The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
 rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,

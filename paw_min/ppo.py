@@ -1,4 +1,4 @@
-"""How does PPO (arXiv 1707.06347) learn? As any other method here, with a critic around `learn`.
+"""How does PPO (arXiv 1707.06347) train? As any other method here, with a critic around it.
 
 Before each token of a response, the critic predicts the score s_i that the row will get: the return
 of the whole episode minus the row's penalty. The advantage is by how much the score is higher.
@@ -13,9 +13,9 @@ As in verl-agent, GAE treats each row as its own trajectory: its last token is r
 and nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
 A_k = s_i - V_k and G_k = s_i.
 
-PPO differs from GRPO in its advantages only. So it is a function around `learn` (with_critic): it
-gives the rows their advantages, trains the critic, and calls the `learn` of any method. What it
-needs of a session is `policy.critic`, which checkpoints, resuming and FSDP hold with the policy.
+PPO differs from GRPO in its advantages only. So it is a function around a method (with_critic): it
+gives the rows their advantages, trains the critic, and calls the method. What it needs of a session
+is `policy.critic`, which checkpoints, resuming and FSDP hold with the policy.
 
 The critic shares the policy's AdamW, with a learning rate of its own. Its optimizer steps are
 separate from the policy's: AdamW skips parameters without a gradient, so a step of one leaves the
@@ -45,14 +45,14 @@ GAE_LAMBDA = 1.0  # verl-agent
 LR_FACTOR = 10  # The critic's rate is so many times the policy's; A.1: 1e-5 and 1e-6.
 
 
-def with_critic(learn: Callable) -> Callable:
-    """A `learn` (train.Learn) that lets the critic judge the rows and learn from them first."""
+def with_critic(method: Callable) -> Callable:
+    """A method (train.Method) that lets the critic judge the rows and be trained on them first."""
 
-    def learn_with_critic(cfg: Config, s, rows: Rows, k: int) -> dict[str, float]:
+    def method_with_critic(cfg: Config, s, rows: Rows, k: int) -> dict[str, float]:
         rows, metrics = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
-        return metrics | learn(cfg, s, rows, k)
+        return metrics | method(cfg, s, rows, k)
 
-    return learn_with_critic
+    return method_with_critic
 
 
 def learn_values(
@@ -87,7 +87,7 @@ def fit_critic(
     cfg: Config, policy: Policy, optimizer, rows: Rows, old: Tensor, returns: Tensor,
     seed_key: tuple,
 ) -> float:
-    """One gradient step per mini-batch of learn() -> the mean value loss. old, returns: (N, T)."""
+    """One gradient step per mini-batch of optimize() -> mean value loss. old, returns: (N, T)."""
     minis = mini_batches(len(rows.tokens), cfg.mini_batch, seed_key)
     no_obs = [False] * len(rows.tokens)
     total = 0.0

@@ -2,7 +2,7 @@
 
     Episode    one trajectory: its transitions, its task, its outcome
     flatten    episodes -> Rows, the pool P (Alg. 1, line 3)
-    Rows       one column per quantity: update.prepare adds columns to a copy, update.learn reads
+    Rows       one column per quantity: update.prepare adds columns to a copy, update.optimize reads
 
 Every step is a row of its own, with its own prompt, because an agent's prompt is written anew in
 each step: an episode is not one sequence of tokens. An example: group 0 has two episodes of one
@@ -91,8 +91,8 @@ class Rows:
     `flatten` fills the first block, `update.prepare` returns a copy with the second, without PPO's
     advantage (ppo.py). Treat `Rows` as immutable.
 
-    `update.learn` reads tokens, advantage and row_weight, and, unless they are None, old_logp and
-    ref_logp. To train on other rows, fill these (examples/tapo.py).
+    `update.optimize` reads tokens, advantage and row_weight, and, unless they are None, old_logp
+    and ref_logp. To train on other rows, fill these (examples/tapo.py).
     """
 
     transitions: list[Transition]  # N, as they were played, with their texts

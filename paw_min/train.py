@@ -1,6 +1,6 @@
 """What happens in an update, and in which order: the training loop.
 
-    evaluate -> [ collect -> prepare -> learn -> (evaluate) -> log -> (save) ] * updates
+    evaluate -> [ collect -> prepare -> optimize -> (evaluate) -> log -> (save) ] * updates
 
 `train` takes a Config and leaves a run folder (running/runs.py lists its files). The loop is line 1
 of Algorithm 1, `collect` is line 2; update.py lists all eleven. Evaluations and checkpoints come
@@ -10,9 +10,9 @@ sampled, so `prepare` runs before the first optimizer step. With the preset `pap
 rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400 rows, or 25 optimizer steps of
 256 rows.
 
-What an update does with its prepared rows is `learn(cfg, session, rows, k) -> metrics`, an argument
-of `train`; the default is learn_jointly. A fork passes its own (examples/tapo.py). PPO wraps
-whichever `learn` is given: its critic gives the rows their advantages first (ppo.with_critic).
+What an update does with its prepared rows is `method(cfg, session, rows, k) -> metrics`, an
+argument of `train`; the default is `paw`. A fork passes its own (examples/tapo.py). PPO wraps
+whichever method is given: its critic gives the rows their advantages first (ppo.with_critic).
 
 Each random draw has a key instead of a state (base/seeds.py), so a run resumes from weights and
 optimizer state alone. On a CPU, with the environments in this process, it then has the numbers of
@@ -41,28 +41,28 @@ from paw_min.running.session import Session, described_data, open_session, start
 from paw_min.running.tasks import draw_groups, unknown_words
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
-# learn(cfg, session, rows, k) -> metrics. update.prepare has completed the rows; k is the number of
-# the update.
-Learn = Callable[[Config, Session, Rows, int], dict[str, float]]
+# method(cfg, session, rows, k) -> metrics. update.prepare has completed the rows; k is the number
+# of the update.
+Method = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 
-def learn_jointly(
+def paw(
     cfg: Config, s: Session, rows: Rows, k: int,
     world_model_loss: WorldModelLoss = observation_loss,
 ) -> dict[str, float]:
     """Lines 5, 7, 8 and 11: the gradient steps of update k on the joint objective."""
-    return update.learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k), world_model_loss)
+    return update.optimize(cfg, s.policy, s.optimizer, rows, (cfg.seed, k), world_model_loss)
 
 
-def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) -> None:
+def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
     """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes.
 
-    learn: another function makes another method of the same loop (examples/tapo.py). The run folder
-    stores its name, so that only the same method resumes it.
+    method: what an update does with its rows, PaW or that of a fork (examples/tapo.py). The run
+    folder stores its name, so that only the same method resumes it.
     """
-    cfg = replace(cfg, learn=learn.__name__)
+    cfg = replace(cfg, method=method.__name__)
     if cfg.algo == "ppo":
-        learn = with_critic(learn)  # A critic computes the advantages before any `learn`.
+        method = with_critic(method)  # A critic computes the advantages before any method.
     # The session has policy, sampler, optimizer, environment pool and tasks; session.py loads them.
     with open_session(cfg, eval_only) as s:
         if eval_only:
@@ -71,7 +71,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
 
         print_start(cfg, s)
         if s.done and s.done >= cfg.updates:
-            # A run folder has the settings and the name of `learn`, but not the code.
+            # A run folder has the settings and the name of the method, but not the code.
             console.say(f"all {s.done} updates were done before: nothing is trained. After a "
                         "change of the code, use another --name.")
         # A resumed run has measured its start model already.
@@ -79,7 +79,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
             log(s, {"update": 0} | play_panel(cfg, s, 0))
 
         for k in range(s.done + 1, cfg.updates + 1):  # Alg. 1, line 1
-            metrics = {"update": k} | run_update(cfg, s, k, learn)
+            metrics = {"update": k} | run_update(cfg, s, k, method)
             # The last update is always evaluated and saved, whatever the intervals.
             is_last = k == cfg.updates
             if is_last or (cfg.eval_every and k % cfg.eval_every == 0):
@@ -95,7 +95,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
         if distributed.rank() == 0:
             draw([s.run.folder])
             lines = read_metrics(s.run.folder)
-            has_baseline = cfg.paw and cfg.learn == Config.learn
+            has_baseline = cfg.paw and cfg.method == Config.method
             console.report(s.run.folder, lines, has_baseline, generated=not cfg.data)
 
 
@@ -114,8 +114,8 @@ def print_start(cfg: Config, s: Session) -> None:
         console.say(console.table_line(line))
 
 
-def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float]:
-    """Update k, from 1: collect groups of episodes, learn from them -> metrics."""
+def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, float]:
+    """Update k, from 1: collect groups of episodes, train on them -> metrics."""
     # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
     began = time.perf_counter()
     played = collect(cfg, s, k)
@@ -139,15 +139,15 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     # Lines 5, 7, 8 and 11: the gradient steps.
     began = time.perf_counter()
     # lambda_g and the selection are PaW's: a baseline has no such metrics.
-    learned = describe_selection(rows) if cfg.paw else {}
+    trained = describe_selection(rows) if cfg.paw else {}
     try:
-        learned |= learn(cfg, s, rows, k)
+        trained |= method(cfg, s, rows, k)
     except NonFinite as error:
         raise UserError(f"update {k}: {error}: {s.run.lower_rate()}.") from error
     seconds_update = time.perf_counter() - began
 
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.
-    return describe_episodes(played.episodes) | learned | played.metrics | {
+    return describe_episodes(played.episodes) | trained | played.metrics | {
         "sampler_gap": gap,
         # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
         "memory_gb": peak_memory(s.policy.device, s.sampler.asleep),

@@ -4,21 +4,21 @@
      2    sample tasks, collect rollout groups with pi_theta              train.collect
      3    form the pool P of their transitions                            rows.flatten
      4    select S_alpha from P (Eq. 4)                                   prepare
-     5    for each group g:                                               learn, by mini-batches
+     5    for each group g:                                               optimize, by mini-batches
      6      S_alpha,g = the selected transitions of g                     prepare: row_weights
-     7      compute the RL loss (Eq. 1)            prepare: row_advantages; learn: loss_parts
-     8      compute the world-model loss on S_alpha,g (Eq. 5-9)           learn: loss_parts
+     7      compute the RL loss (Eq. 1)            prepare: row_advantages; optimize: loss_parts
+     8      compute the world-model loss on S_alpha,g (Eq. 5-9)           optimize: loss_parts
      9      compute lambda_g (Eq. 10)                                     prepare
     10    end for
-    11    optimize the joint objective (Eq. 11)                           learn
+    11    optimize the joint objective (Eq. 11)                           optimize
 
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
-    learn     rows -> gradient steps on the joint objective, metrics
+    optimize  rows -> gradient steps on the joint objective, metrics
 
 PaW adds lines 4, 6, 8 and 9 to RL, and no training pass: the observation stands behind the response
 in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives. Plain RL
 needs this pass, too, unless an update is a single mini-batch; then Eq. 4 costs one pass more.
-Without PaW every row_weight is 0, and `learn` is plain RL.
+Without PaW every row_weight is 0, and `optimize` is plain RL.
 
 Differs from the paper, which averages both losses over groups: here a mini-batch is random rows of
 all groups. So the RL loss is a mean over its tokens, in which long groups count more, and the
@@ -60,7 +60,7 @@ GAMMA = 0.95  # discount of GiGPO's step returns; A.1
 def prepare(
     cfg: Config, policy: Policy, reference: Policy | None, rows: Rows, update: int = 0
 ) -> Rows:
-    """Lines 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
+    """Lines 4, 6 and 9: what optimize() needs, computed once per update, from all its rows.
 
     rows: those of rows.flatten, the same on every rank; not changed. reference: frozen policy
     of the KL term. update: its number; the placebo of each is another draw.
@@ -139,7 +139,7 @@ def observation_loss(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss
 WorldModelLoss = Callable[[Config, Tensor, Batch], ObservationLoss]
 
 
-def learn(
+def optimize(
     cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple,
     world_model_loss: WorldModelLoss = observation_loss,
 ) -> dict[str, float]:
@@ -154,7 +154,7 @@ def learn(
     # nothing beyond RL.
     with_obs = (rows.row_weight > 0).tolist()
     metrics = UpdateMetrics(n_steps=len(minis))
-    with progress_bar(n_rows, "learn", "row") as bar:
+    with progress_bar(n_rows, "optimize", "row") as bar:
         # One epoch: each row is used once, so the ratio pi / pi_old stays near 1.
         for mini in minis:  # line 5, over random rows of all groups
             optimizer.zero_grad()

@@ -19,7 +19,7 @@ from paw_min.model.shard import shard_policy
 from paw_min.ppo import learn_values
 from paw_min.rows import flatten
 from paw_min.running.runs import Run, updates_done
-from paw_min.update import learn, prepare
+from paw_min.update import optimize, prepare
 from tests.helpers import (
     BASE,
     PPO,
@@ -119,7 +119,7 @@ def ppo_updated(settings: dict, shard: bool = False) -> dict:
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     rows, metrics = learn_values(cfg, policy, optimizer, rows, (0, 0))
     metrics |= gradient_conflict(cfg, policy, rows, (0, 0))
-    metrics |= learn(cfg, policy, optimizer, rows, (0, 0))
+    metrics |= optimize(cfg, policy, optimizer, rows, (0, 0))
     timeless = {k: v for k, v in metrics.items() if k != "tokens_forward"}
     weights = {n: whole(p).detach() for n, p in policy.named_parameters()}
     return {"metrics": timeless, "weights": weights}

@@ -37,7 +37,7 @@ from paw_min.ppo import LR_FACTOR, Critic
 from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import standins
-from paw_min.update import learn, prepare
+from paw_min.update import optimize, prepare
 
 ROOT = Path(__file__).parents[1]
 
@@ -250,7 +250,7 @@ ROWS = [t for e in EPISODES for t in e.transitions]
 def update(cfg, policy, reference, optimizer, episodes, seed_key) -> dict:
     """Lines 3-11 of Algorithm 1, as train.py runs them -> metrics."""
     rows = prepare(cfg, policy, reference, flatten(episodes))
-    metrics = learn(cfg, policy, optimizer, rows, seed_key)
+    metrics = optimize(cfg, policy, optimizer, rows, seed_key)
     return metrics | (describe_selection(rows) if cfg.paw else {})
 
 

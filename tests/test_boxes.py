@@ -209,10 +209,10 @@ def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monk
         module, flags = commands.pop()
         presets = boxes.PRESETS
         if module == "research.boxes.material":  # as cli.main has them for a method of one's own
-            presets = {name: preset | {"learn": "material"} for name, preset in presets.items()}
+            presets = {name: preset | {"method": "material"} for name, preset in presets.items()}
             flags = flags[flags[0] == "probable" :]
         cfg, _ = parse_args("boxes", presets, "", flags)
-        assert cfg.seed == 3 and cfg.paw == (cfg.learn == "material")
+        assert cfg.seed == 3 and cfg.paw == (cfg.method == "material")
         if arm == "echo":
             echo = METHOD_PRESETS["echo"] | {"wm_scale": 1.0}
             assert {name: getattr(cfg, name) for name in echo} == echo

@@ -29,7 +29,7 @@ CODE_BASE = dict(  # verl-agent, where the paper gives no number
     statistics="rows",
 )
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
-    learn="learn_jointly", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
+    method="paw", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
     data="", precision="auto", shard=False, grad_checkpointing=True,
     sampler="vllm", vllm_memory=0.4, micro_tokens=16384,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",

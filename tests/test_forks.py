@@ -1,4 +1,4 @@
-"""Methods over the seam `train(cfg, learn=...)`: each file of examples/ against its own oracle."""
+"""Methods over the seam `train(cfg, method=...)`: each file of examples/ against its own oracle."""
 
 import importlib
 import math
@@ -23,7 +23,7 @@ from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running.config_json import differences, read_config
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
-from paw_min.update import ObservationLoss, learn, mini_batches, prepare
+from paw_min.update import ObservationLoss, mini_batches, optimize, prepare
 from tests.helpers import (
     BASE,
     EPISODES,
@@ -87,7 +87,7 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
 
 @pytest.mark.parametrize("env", NAMES)
 @pytest.mark.parametrize("file", [tapo, inverse_dynamics])
-def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
+def test_a_fork_is_the_run_script_with_another_method(env, file, monkeypatch):
     """Its settings are added to the presets, its name to those of its runs."""
     method = getattr(file, file.__name__.rpartition(".")[2])
     monkeypatch.setattr("sys.argv", ["x", env, "--seed", "3"])
@@ -98,18 +98,18 @@ def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
         return parse_args(*args)
 
     monkeypatch.setattr("paw_min.config.parse_args", recorded)
-    monkeypatch.setattr("paw_min.train.train", lambda cfg, _, learn: seen.update(learn=learn))
+    monkeypatch.setattr("paw_min.train.train", lambda cfg, _, method: seen.update(method=method))
     cli.fork(method, file.SETTINGS, "doc")
     name, presets, doc, argv = seen["args"]
-    assert (name, doc, seen["learn"], argv) == (env, "doc", method, ["--seed", "3"])
+    assert (name, doc, seen["method"], argv) == (env, "doc", method, ["--seed", "3"])
     cfg, _ = parse_args(env, presets, "", argv)
     plain, _ = parse_args(env, cli.presets_of(env), "", argv)
     dashed = method.__name__.replace("_", "-")
     assert cfg.name == plain.name.replace("-grpo-paw-", f"-grpo-{dashed}-") != plain.name
-    own = file.SETTINGS | {"learn": method.__name__, "name": cfg.name}
+    own = file.SETTINGS | {"method": method.__name__, "name": cfg.name}
     assert asdict(cfg) == asdict(plain) | own
-    assert differences(plain, cfg)[0] == "learn 'learn_jointly'"
-    assert differences(cfg, plain)[0] == f"learn '{method.__name__}'"
+    assert differences(plain, cfg)[0] == "method 'paw'"
+    assert differences(cfg, plain)[0] == f"method '{method.__name__}'"
     with pytest.raises(UserError, match="^--no-paw leaves this method no world model"):
         parse_args(env, presets, "", ["--no-paw"])
 
@@ -118,11 +118,11 @@ def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
 def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
     """Its report names no baseline, for which it has no flag."""
     def ours(cfg, s, rows, k):
-        return train.learn_jointly(cfg, s, rows, k)
+        return train.paw(cfg, s, rows, k)
 
-    train.train(config(updates=1), learn=ours)
+    train.train(config(updates=1), method=ours)
     assert "--no-paw" not in capsys.readouterr().out
-    assert read_config(tmp_path / "r" / "config.json").learn == "ours"
+    assert read_config(tmp_path / "r" / "config.json").method == "ours"
     train.train(config(updates=1, name="plain"))
     assert "--no-paw" in capsys.readouterr().out
 
@@ -172,8 +172,8 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     monkeypatch.setattr(world, "main", lambda *arguments: found.update(arguments=arguments))
     monkeypatch.setattr("sys.argv", ["x", f"examples.{name}", "--seed", "7"])
     cli.fork(probable.probable, dict(wm_scale=3.0), "doc")
-    env, presets, doc, learn, argv = found["arguments"]
-    assert (env, doc, learn, argv) == (name, "doc", probable.probable, ["--seed", "7"])
+    env, presets, doc, method, argv = found["arguments"]
+    assert (env, doc, method, argv) == (name, "doc", probable.probable, ["--seed", "7"])
     assert {preset["wm_scale"] for preset in presets.values()} == {3.0}
     made = dict(hidden=(7,), boxes=(Path("data/boxes"),))  # a world of a seed, a start model
     assert found.pop("made") == made.get(name, ())
@@ -248,9 +248,9 @@ def test_a_loss_of_a_wrong_shape_is_one_sentence():
     rows = prepared(cfg, s)
     sentence = r"world-model loss returns the shape \(\d+, \d+\) in place of \(\d+,\): one value"
     with pytest.raises(UserError, match=sentence):
-        train.learn_jointly(cfg, s, rows, 1, per_token)
+        train.paw(cfg, s, rows, 1, per_token)
     with pytest.raises(UserError, match="returns a Tensor in place of an ObservationLoss"):
-        train.learn_jointly(cfg, s, rows, 1, lambda cfg, logp, batch: -logp.mean(-1))
+        train.paw(cfg, s, rows, 1, lambda cfg, logp, batch: -logp.mean(-1))
 
 
 # ---- TAPO ----
@@ -263,7 +263,8 @@ def test_tapo_trains_on_rl_alone_and_then_on_the_world_model_alone(monkeypatch):
     for k in (1, 2):
         metrics = tapo.tapo(cfg, s, prepared(cfg, s), k)
         plain = replace(cfg, paw=False)
-        learn(plain, baseline.policy, baseline.optimizer, prepared(plain, baseline), (cfg.seed, k))
+        rows = prepared(plain, baseline)
+        optimize(plain, baseline.policy, baseline.optimizer, rows, (cfg.seed, k))
         if k == 1:
             assert torch.equal(weights_of(s.policy), weights_of(baseline.policy))
             assert "wm_loss" not in metrics
@@ -494,7 +495,7 @@ def test_the_gradient_of_inverse_dynamics_is_that_of_a_plain_loop(settings):
 
     plain = session(0.0)
     no_weight = torch.zeros_like(rows.row_weight)
-    learn(cfg, plain.policy, plain.optimizer, replace(rows, row_weight=no_weight), (0, 4))
+    optimize(cfg, plain.policy, plain.optimizer, replace(rows, row_weight=no_weight), (0, 4))
     asked = [inverse_dynamics.inverse_row(cfg, plain.policy, t) for t in ROWS]
     has_answer = torch.tensor([t.valid and len(t.obs_ids) > 0 for t in ROWS])
     assert [bool(row.obs_ids) for row in asked] == has_answer.tolist()

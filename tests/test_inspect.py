@@ -281,7 +281,7 @@ def test_runs_that_are_not_paws(browser, tmp_path, model, games_root):
     """Another method in an environment from elsewhere, with given tokens and nothing to rank by."""
     train.train(small(tmp_path, model, games_root, paw=False, updates=1, mini_batch=0))
     run = inspect.open_run(tmp_path / "r")
-    run.cfg = replace(run.cfg, learn="tapo", env="own", wm_target="shuffled")
+    run.cfg = replace(run.cfg, method="tapo", env="own", wm_target="shuffled")
     (stored,) = [samples.read(f) for f in inspect.choose_files(run, 4)]
     steps = [s for e in stored.episodes for s in e.steps]
     for s in steps:

@@ -20,7 +20,7 @@ from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import load_policy
 from paw_min.rows import flatten
 from paw_min.running import export, runs, session
-from paw_min.update import learn, loss_parts, prepare
+from paw_min.update import loss_parts, optimize, prepare
 from tests.helpers import (
     BASE,
     EPISODES,
@@ -145,7 +145,7 @@ def test_the_policy_without_adapters_is_the_reference_bit_for_bit(precision):
         reference = make_policy(precision=precision) if second_model else policy
         rows = prepare(cfg, policy, reference, flatten(EPISODES))
         optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], cfg.lr)
-        metrics = learn(cfg, policy, optimizer, rows, (0, 0))
+        metrics = optimize(cfg, policy, optimizer, rows, (0, 0))
         assert (rows.ref_logp - rows.old_logp).abs().max() > 0.1 and metrics["ref_kl"] > 0.01
         outcomes.append((rows.ref_logp, metrics, dict(policy.named_parameters())))
     (theirs, metrics, weights), (ours, same_metrics, same_weights) = outcomes

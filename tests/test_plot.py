@@ -9,7 +9,7 @@ from paw_min.base.errors import UserError
 from paw_min.running import plot
 from research import panels
 
-CONFIG = dict(learn="learn_jointly", paw=True, wm_loss="cmae", wm_target="next", alpha=0.75,
+CONFIG = dict(method="paw", paw=True, wm_loss="cmae", wm_target="next", alpha=0.75,
               lambda_g="adaptive")
 
 

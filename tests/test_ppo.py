@@ -11,7 +11,7 @@ from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.rows import flatten
 from paw_min.running.session import open_session
-from paw_min.update import learn, mini_batches, prepare
+from paw_min.update import mini_batches, optimize, prepare
 from tests.helpers import EPISODES, PPO, ROWS, make_critic, make_policy, numbers, optimizer_of
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
@@ -111,7 +111,7 @@ def test_an_update_of_the_policy_leaves_the_critic_alone():
     optimizer = optimizer_of(policy, cfg)
     rows, _ = learned(cfg, policy, optimizer)
     values = copy.deepcopy(policy.critic.state_dict())
-    learn(cfg, policy, optimizer, rows, (0, 0))
+    optimize(cfg, policy, optimizer, rows, (0, 0))
     assert all(torch.equal(w, values[n]) for n, w in policy.critic.state_dict().items())
 
 
@@ -126,17 +126,17 @@ def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config
 
 
 def test_any_learn_gets_the_critics_advantages(config, tmp_path):
-    """PPO is around `learn`, so a fork has it as well, under its own name."""
+    """PPO is around the method, so a fork has it as well, under its own name."""
     seen = []
 
     def watched(cfg, s, rows, k):
         seen.append(rows)
-        return train.learn_jointly(cfg, s, rows, k)
+        return train.paw(cfg, s, rows, k)
 
     cfg = config(algo="ppo", updates=1)
-    train.train(cfg, learn=watched)
+    train.train(cfg, method=watched)
     (rows,) = seen
     assert rows.advantage.shape == rows.sampler_logp.shape  # one per token, GRPO's one per row
     line = numbers(tmp_path / "r")[1]
     assert line["loss_value"] > 0 and "loss_pg" in line
-    assert json.loads((tmp_path / "r" / "config.json").read_text())["learn"] == "watched"
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["method"] == "watched"

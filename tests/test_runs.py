@@ -280,7 +280,7 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     # The limit of prompts is free where none is cut, as far as is known.
     ({}, dict(max_prompt_tokens=900), []),
     (dict(env="search"), dict(max_prompt_tokens=900), ["--max-prompt-tokens 2048"]),
-    (dict(learn="tapo"), dict(max_prompt_tokens=900), ["--max-prompt-tokens 2048"]),
+    (dict(method="tapo"), dict(max_prompt_tokens=900), ["--max-prompt-tokens 2048"]),
 ])
 def test_settings_that_change_no_number_are_free(settings, changed, refused):
     cfg = Config(**settings)

@@ -151,7 +151,7 @@ def test_a_nan_loss_ends_the_run(config, tmp_path, monkeypatch):
 
     for update, start in ((1, "the start model"), (2, tmp_path / "r" / "checkpoint-000001")):
         with monkeypatch.context() as patch:
-            patch.setattr(train.update, "learn", broken)
+            patch.setattr(train.update, "optimize", broken)
             text = rf"update {update}: the loss became nan \(pg nan\): lower --lr"
             with pytest.raises(UserError, match=f"^{text} .* --model set to {start}.$"):
                 train.train(config(updates=2))

@@ -16,9 +16,9 @@ from paw_min.rows import Episode, Transition, flatten
 from paw_min.update import (
     NonFinite,
     group_lambdas,
-    learn,
     mini_batches,
     observation_loss,
+    optimize,
     prepare,
     row_advantages,
 )
@@ -102,7 +102,7 @@ def test_advantages_per_token():
         if name == "first token only":
             rows.advantage[:, 1:] = 0.0
         optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-        learn(cfg, policy, optimizer, rows, (0,))
+        optimize(cfg, policy, optimizer, rows, (0,))
         steps[name] = weights_of(policy) - start()
     assert torch.equal(steps["per row"], steps["per token"])
     assert (steps["per row"] - steps["first token only"]).norm() > 1e-3
@@ -158,9 +158,10 @@ def test_each_mini_batch_takes_a_step_of_its_own(paw, metric):
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)  # the policy stays as it is
     alone = []
     for mini in mini_batches(len(ROWS), cfg.mini_batch, (0,)):
-        metrics = learn(replace(cfg, mini_batch=0), policy, optimizer, of_mini(rows, mini), (0,))
+        mini_rows = of_mini(rows, mini)
+        metrics = optimize(replace(cfg, mini_batch=0), policy, optimizer, mini_rows, (0,))
         alone.append(metrics[metric] * (len(ROWS) / len(mini) if paw else 1))
-    together = learn(cfg, policy, optimizer, rows, (0,))
+    together = optimize(cfg, policy, optimizer, rows, (0,))
     assert len(alone) == 4 and max(alone) > 0.01
     assert together[metric] == pytest.approx(sum(alone) / len(alone), rel=1e-4)
 

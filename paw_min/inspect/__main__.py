@@ -199,7 +199,7 @@ def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> 
     # An environment from elsewhere (examples/hidden.py) is not known here, nor its R_max.
     known = run.cfg.env in (*NAMES, *BENCHMARKS)
     r_max = BENCHMARKS[run.cfg.env].r_max if known else None
-    keys = ("env", "learn", "algo", "paw", "rho", "alpha", "wm_loss", "wm_target", "lambda_g")
+    keys = ("env", "method", "algo", "paw", "rho", "alpha", "wm_loss", "wm_target", "lambda_g")
     return dict(
         run=run.folder.resolve().name,
         done=run.done,

@@ -46,7 +46,7 @@ def differences(stored: Config, cfg: Config) -> list[str]:
         free |= names_of(PAW)
     # Where longer prompts are cut, the limit changes what is trained on. Another method may have
     # prompts of its own, and cut them.
-    if BENCHMARKS[cfg.env].cut_prompts or cfg.learn != Config.learn:
+    if BENCHMARKS[cfg.env].cut_prompts or cfg.method != Config.method:
         free.remove("max_prompt_tokens")
     return [
         f"{flag(key) if key in flags else key} {old[key]!r}"

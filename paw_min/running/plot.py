@@ -74,7 +74,7 @@ def escape_dollars(text: str) -> str:
 
 def method_of(config: dict) -> str | None:
     """The key in METHODS of a run with these settings. None: it has another method."""
-    if not config or config.get("learn", Config.learn) != Config.learn:
+    if not config or config.get("method", Config.method) != Config.method:
         return None
     if not config["paw"]:
         return "grpo"

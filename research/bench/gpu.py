@@ -67,7 +67,7 @@ from paw_min.rows import Episode, Transition, flatten
 from paw_min.running.memory import estimate, free_bytes
 from paw_min.running.runs import Run
 from paw_min.toy import default_model, smollm2
-from paw_min.update import learn, prepare
+from paw_min.update import optimize, prepare
 from research.study import markdown_table
 
 if not find_spec("textworld"):  # An update on ALFWorld needs R_max only, which is the default.
@@ -285,7 +285,7 @@ def checkpoint_difference(folder: str, device: str) -> float:
 
         def update(policy, optimizer, k: int) -> None:
             episodes = make_episodes("alfworld", "cpu", 16, len(policy.tokenizer), seed=k)
-            learn(cfg, policy, optimizer, prepare(cfg, policy, None, flatten(episodes)), (0, k))
+            optimize(cfg, policy, optimizer, prepare(cfg, policy, None, flatten(episodes)), (0, k))
 
         straight = load(device)
         update(*straight, 1)
@@ -383,7 +383,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
                 start = now(device)
                 prepared = prepare(cfg, policy, reference, flatten(episodes))
                 middle = now(device)
-                learn(cfg, policy, optimizer, prepared, (0, 0))
+                optimize(cfg, policy, optimizer, prepared, (0, 0))
                 if turn:  # The first is a warm-up.
                     seconds[paw].append((middle - start, now(device) - middle))
                 peak[paw] = peak_memory(policy.device, asleep)

@@ -23,16 +23,16 @@ from paw_min.model.batches import Batch
 from paw_min.model.policy import Policy
 from paw_min.rows import Rows
 from paw_min.running.session import Session
-from paw_min.train import learn_jointly
+from paw_min.train import paw
 from paw_min.update import ObservationLoss, WorldModelLoss, observation_loss
 
 
 def material(
     cfg: Config, s: Session, rows: Rows, k: int, loss: WorldModelLoss = observation_loss
 ) -> dict[str, float]:
-    """Learn -> the metrics of the update, and those of this file."""
+    """Optimize -> the metrics of the update, and those of this file."""
     noted = []  # (mean p of its rows, their number) of each micro-batch
-    metrics = learn_jointly(cfg, s, rows, k, partial(noting_p, noted, loss))
+    metrics = paw(cfg, s, rows, k, partial(noting_p, noted, loss))
     n = sum(count for _, count in noted)
     # In an update in which all groups win everything, no observation is trained.
     if n:
@@ -74,4 +74,4 @@ if __name__ == "__main__":
         echo = {name: preset | METHOD_PRESETS["echo"] for name, preset in boxes.PRESETS.items()}
         boxes.run(echo, __doc__, probable_material, sys.argv[2:])
     else:
-        boxes.run(doc=__doc__, learn=material)
+        boxes.run(doc=__doc__, method=material)

@@ -26,7 +26,7 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode, Rows, TokenRow, flatten
 from paw_min.running.session import make_optimizer, start_model
-from paw_min.update import learn, prepare
+from paw_min.update import optimize, prepare
 from research.paper.transitions import collect, observation_logps
 from research.study import markdown_table
 
@@ -106,9 +106,9 @@ def measure() -> Measured:
     indices = [rows.trajectory.index(trajectory) + turn for trajectory, turn in SHOWN]
     scored = score(policy, [rows.tokens[i] for i in indices], cfg.micro_tokens)
     shown = [show(policy, rows, i, one.entropy) for i, one in zip(indices, scored, strict=True)]
-    learned = learn(cfg, policy, optimizer, rows, seed_key)  # one step: 243 rows, mini-batch 256
+    metrics = optimize(cfg, policy, optimizer, rows, seed_key)  # one step: 243 rows, mini-batch 256
     after = probabilities(cfg, policy, rows)
-    return Measured(cfg.rho, episodes, rows, shown, conflict | learned, before, after)
+    return Measured(cfg.rho, episodes, rows, shown, conflict | metrics, before, after)
 
 
 def show(policy: Policy, rows: Rows, i: int, entropy: list[float]) -> Shown:

@@ -15,7 +15,7 @@
 
 The model answers in text, <think>...</think><next_state>...</next_state>, and a frozen sentence
 encoder E judges it. No task reward is used. The gradient step is the one of RL, update.prepare and
-update.learn, without PaW: an answer is a row, and the answers to one triplet are a group.
+update.optimize, without PaW: an answer is a row, and the answers to one triplet are a group.
 
 What the paper leaves open is in this folder's README.md. The stages of the
 command are in stages.py, its flags in settings.py.
@@ -38,7 +38,7 @@ from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running.session import Session
-from paw_min.update import learn, prepare
+from paw_min.update import optimize, prepare
 from world_models.pieces import Pieces
 from world_models.rwml.triplets import Triplet, prompt_text
 
@@ -234,11 +234,11 @@ def update(
     rows = answer_rows(prompts, answers, rewards)
     gap = check_sync(cfg, s.policy, rows, f"update {k}")
     rows = prepare(cfg, s.policy, s.reference, rows)
-    learned = learn(cfg, s.policy, s.optimizer, rows, seed_key=key)
+    metrics = optimize(cfg, s.policy, s.optimizer, rows, seed_key=key)
     # The share of groups in which some answers are rewarded and others not: only they teach.
     spread = [len(set(rewards[i : i + size])) > 1 for i in range(0, len(rewards), size)]
     measured = quality(predictions, repeated, d, threshold)
-    return {"spread": mean(spread), "sampler_gap": gap} | measured | learned
+    return {"spread": mean(spread), "sampler_gap": gap} | measured | metrics
 
 
 def answer_rows(
