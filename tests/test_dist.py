@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from paw_min.base import distributed
 from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy import default_model
@@ -211,3 +212,12 @@ def test_the_threads_of_a_process(variable, threads):
             "print(torch.get_num_threads())")
     done = python("-c", code, env={"OMP_NUM_THREADS": variable, "MKL_NUM_THREADS": variable})
     assert done.stdout == f"{threads}\n"
+
+
+def test_a_rank_that_a_cluster_has_named_is_none_of_torchrun(monkeypatch):
+    """It reports its errors. Of torchrun's ranks, which meet the same error, the first does."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert distributed.with_rank("wrong") == "wrong"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert distributed.with_rank("wrong") == ""

@@ -74,6 +74,14 @@ def join() -> str:
     return device
 
 
+def of_torchrun(name: str, alone: int) -> int:
+    """A number that torchrun gave this process, such as RANK; without torchrun: `alone`.
+
+    A cluster may set the same names for its own purposes, so they do not count alone.
+    """
+    return int(os.environ[name]) if dist.is_torchelastic_launched() else alone
+
+
 def refuse_ranks(name: str) -> None:
     """UserError if torchrun launched this process; name: of a command for one process."""
     if dist.is_torchelastic_launched():
@@ -111,7 +119,7 @@ def with_rank(message: str) -> str:
     """Name the rank. Before the ranks have met, an error is the same on all: rank 0 reports it."""
     if n_ranks() > 1:
         return f"rank {rank()}: {message}"
-    return message if os.environ.get("RANK", "0") == "0" else ""
+    return "" if of_torchrun("RANK", 0) else message
 
 
 def all_gather(items: list) -> list:

@@ -14,13 +14,13 @@ that lacks it is stopped. With a pass, it is the peak: an estimate (research/ben
 what it leaves out). On a CPU, the reference stays in memory, and on a GPU with room for it.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import Qwen2Config
 
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
@@ -133,7 +133,7 @@ def of_folder(cfg: Config, folder: str, precision: str, gpu_bytes: float) -> Est
         config = load_config(folder)
     with load_errors(folder):
         model = empty_model(config, folder)
-        return estimate(cfg, model, int(os.environ.get("WORLD_SIZE", 1)), precision, gpu_bytes)
+        return estimate(cfg, model, distributed.of_torchrun("WORLD_SIZE", 1), precision, gpu_bytes)
 
 
 def reference_device(cfg: Config, folder: str, precision: str, device: str) -> str:
@@ -191,4 +191,4 @@ def free_bytes(device: str) -> tuple[float, float]:
         return float("inf"), 0
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
     free = sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
-    return free / int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 0
+    return free / distributed.of_torchrun("LOCAL_WORLD_SIZE", 1), 0
