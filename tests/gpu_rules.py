@@ -70,22 +70,20 @@ def sampling() -> None:
 
 
 def reference() -> None:
-    """Where it stays on the GPU, none of its weights is copied in an update."""
+    """Its weights go to the GPU and back once per update, in bf16 where the passes round them."""
     folder = default_model("alfworld")
     rows = SimpleNamespace(tokens=TOKEN_ROWS)
     cfg = Config(kl_coef=0.1)
     found = {}
-    for precision, home in (("fp32", "cpu"), ("bf16", "cpu"), ("bf16", "cuda")):
+    for precision in ("fp32", "bf16"):
         policy = load_policy(folder, device="cuda", precision=precision)
-        frozen = make_reference(cfg, policy, folder, home)
+        frozen = make_reference(cfg, policy, folder)
         WORK.clear()
         reference_logp(cfg, policy, frozen, rows)
-        assert frozen.device.type == home
-        found[precision, home] = WORK["copied"]
-    weights = 4 * policy.model.num_parameters()
-    assert found["fp32", "cpu"] > 2 * weights  # there and back
-    assert found["bf16", "cpu"] < 0.7 * found["fp32", "cpu"]
-    assert found["bf16", "cuda"] < 0.01 * weights
+        assert frozen.device.type == "cpu"
+        found[precision] = WORK["copied"]
+    assert found["fp32"] > 2 * 4 * policy.model.num_parameters()
+    assert found["bf16"] < 0.7 * found["fp32"]
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_a_model_that_also_sees_is_refused_by_its_config(family, tmp_path):
         load_tokenizer(str(tmp_path))
     # A plan asks for its memory first, and prints equal sentences once.
     with one_sentence("does not only read text") as sized:
-        memory.of_folder(Config(), str(tmp_path), "bf16", gpu_bytes=0)
+        memory.of_folder(Config(), str(tmp_path), "bf16")
     assert str(sized.value) == str(loaded.value)
 
 

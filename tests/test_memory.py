@@ -1,17 +1,13 @@
-"""What a run needs on a device, and runs that cannot fit.
+"""What a run needs on a GPU, in CPU memory and on the disk; runs that cannot fit; the plan."""
 
-It is compared with published shapes and with real models.
-"""
-
-import json
-import re
+import shutil
 import sys
-from dataclasses import astuple, replace
+from collections import namedtuple
+from dataclasses import replace
 
 import pytest
 import torch
-from huggingface_hub import constants
-from transformers import OPTConfig, Qwen2Config
+from transformers import Qwen2Config
 
 from paw_min import train
 from paw_min.base.errors import UserError
@@ -24,89 +20,81 @@ from paw_min.model.published import empty_model
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
-from paw_min.running import memory, session
-from paw_min.running.memory import SHAPE, SHAPES, Estimate, estimate
-from tests.helpers import FAMILIES, ROOT, TOKEN_ROWS, make_policy
+from paw_min.running import memory, runs, session
+from paw_min.running.memory import Needs, beside_gpus, needs, on_gpu
+from tests.helpers import FAMILIES, TOKEN_ROWS, make_policy, one_sentence
 from tests.model_kinds import KINDS, write
 
-SMALL = "Qwen/Qwen2.5-1.5B-Instruct"
-QWEN = Qwen2Config(**dict(zip(SHAPE, SHAPES[SMALL], strict=True)))
+SHAPE = (  # of the published Qwen2.5 models
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size", "tie_word_embeddings",
+)
+SHAPES = {
+    "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
+    "3B": (2048, 11_008, 36, 16, 2, 151_936, True),
+    "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+}
+QWEN = {
+    size: Qwen2Config(**dict(zip(SHAPE, shape, strict=True))) for size, shape in SHAPES.items()
+}
 N = 1_543_714_304
 BASE = Config(micro_tokens=1000, kl_coef=0.1)
 
 
-def of(*, ranks=1, precision="bf16", gpu_bytes=80e9, **settings) -> Estimate:
-    model = empty_model(QWEN, SMALL)
-    return memory.estimate(replace(BASE, **settings), model, ranks, precision, gpu_bytes)
+def of(*, ranks=1, precision="bf16", **settings) -> Needs:
+    return needs(replace(BASE, **settings), empty_model(QWEN["1.5B"], ""), ranks, precision)
 
 
-def test_states_of_ppo_and_of_shards():
-    assert (of().states, of().gradients) == (16 * N, 4 * N)
+def test_needs_of_ppo_of_shards_and_of_vllm():
+    ours = of()
+    assert (ours.states, ours.gradients, ours.checkpoint) == (16 * N, 4 * N, 12 * N)
     # The head is tied, so the critic, one more decoder, has all parameters.
     assert (of(algo="ppo").states, of(algo="ppo").gradients) == (32 * N, 8 * N)
     assert of(algo="ppo", lora_rank=8).states == of(lora_rank=8).states + 16 * N
     sharded = of(shard=True, ranks=4)
     assert (sharded.states, sharded.gradients) == (4 * N, N)
-    assert sharded.reference == of().reference  # whole
+    assert sharded.reference == ours.reference and sharded.checkpoint == 12 * N  # whole
     assert of(ranks=4).states == 16 * N
     assert of(kl_coef=0.0).reference == of(lora_rank=8).reference == 0
-    assert make_reference(Config(kl_coef=0.0), make_policy(), "nowhere", "cpu") is None
+    # On a GPU, there are no gradients beside vLLM or the reference.
+    assert on_gpu(ours, vllm=0) == 16 * N and on_gpu(ours, vllm=24e9) == 12 * N + 24e9
+    assert on_gpu(sharded, vllm=0) == 3 * N + sharded.reference
+    with_vllm = of(sampler="vllm")
+    assert with_vllm.sleeping == 2 * N and of(sampler="vllm", precision="fp32").sleeping == 4 * N
+    assert beside_gpus(with_vllm, 1) == 2 * N + ours.reference + 12 * N
+    assert beside_gpus(of(sampler="vllm", lora_rank=8), 2) == 2 * (2 * N + 4 * N)  # loading
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_states_are_those_of_the_real_model(family, rank, precision):
+def test_needs_are_those_of_the_real_model(family, rank, precision, config, tmp_path):
     policy = make_policy(family, precision=precision)
     if rank:
         lora.attach(policy.model, rank, precision, 0, None)
-    weights = sum(p.numel() * p.element_size() for p in policy.parameters())
-    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    weights = sum(p.nbytes for p in policy.parameters())
+    trained = [p for p in policy.parameters() if p.requires_grad]
     model = empty_model(policy.model.config, family)
-    ours = estimate(replace(BASE, lora_rank=rank), model, 1, precision, gpu_bytes=0)
-    assert ours.states == weights + 12 * trained and ours.gradients == 4 * trained
-
-
-def test_vllm_and_the_peak():
-    ours = of(kl_coef=0.0)
-    assert ours.vllm == 0 and ours.needed == 16 * N and ours.peak == 16 * N + ours.one_pass
-    # On a CPU the reference stays, and vLLM has no share.
-    on_cpu = of(sampler="vllm", gpu_bytes=0)
-    assert on_cpu.vllm == 0 and on_cpu.needed == 16 * N + on_cpu.reference
-    assert on_cpu.peak == on_cpu.needed + on_cpu.one_pass
-    shared = of(sampler="vllm", vllm_memory=0.3)
-    assert shared.vllm == 24e9 and shared.peak == shared.needed == 12 * N + 24e9  # no gradients
-    few = of(sampler="vllm", vllm_memory=0.01)
-    assert few.needed == 16 * N and few.peak == 16 * N + few.one_pass
-    # The reference's own pass, before there are gradients.
-    few = of(precision="fp32", grad_checkpointing=True, micro_tokens=10, shard=True, ranks=4)
-    assert few.peak == few.needed == (4 - 1) * N + 4 * N
-
-
-def test_the_error_on_a_page_is_the_one_that_was_measured():
-    paths = (ROOT / "research/bench/results/gpu").glob("update-*.json")
-    found = [json.loads(path.read_text()) for path in paths]
-    most = max(one["estimate_gb"] / one["peak_gb"] for one in found)
-    assert memory.ERROR.endswith(f" to +{100 * (most - 1):.0f} %")
-    assert "errors from -5.4 to" in (ROOT / "research/bench/README.md").read_text()
-
-
-# ---- presets ----
+    ours = needs(replace(BASE, lora_rank=rank), model, 1, precision)
+    assert ours.states == weights + 12 * sum(map(torch.numel, trained))
+    assert ours.gradients == sum(p.nbytes for p in trained)
+    # The checkpoint, as it is on the disk.
+    optimizer = torch.optim.AdamW(trained)
+    sum((p**2).sum() for p in trained).backward()
+    optimizer.step()
+    run = runs.Run(config())
+    run.save(policy, optimizer, 1)
+    files = [run.checkpoint() / "trainer.pt", *run.checkpoint().glob("*.safetensors")]
+    assert 0 < sum(path.stat().st_size for path in files) - ours.checkpoint < 60_000  # headers
 
 
 @pytest.mark.parametrize("env", NAMES)
-@pytest.mark.parametrize(
-    "preset, gpu_bytes, least", [("24gb", 24e9, 0.6), ("80gb", 80e9, 0.6), ("paper", 80e9, 0.5)]
-)
-def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least, monkeypatch):
-    """One GPU each, as README.md and RUNNING.md promise, with the row of RUNNING.md's table."""
-    monkeypatch.setattr(memory, "load_config", lambda folder: pytest.fail("a download"))
+@pytest.mark.parametrize("preset, gpu_bytes", [("24gb", 24e9), ("80gb", 80e9), ("paper", 80e9)])
+def test_presets_leave_their_gpu_room_for_a_pass(env, preset, gpu_bytes):
     cfg, _ = parse_args(env, presets_of(env), "", ["--preset", preset, "--data", "d"])
-    ours = memory.of_folder(cfg, cfg.model, "bf16", gpu_bytes)
-    assert least * gpu_bytes < ours.peak < 0.85 * gpu_bytes
-    sizes = " | ".join(f"{part / 1e9:.1f}" for part in astuple(ours))
-    row = f"| `{preset}`, {cfg.model.split('-')[1]} | {gpu_bytes / 1e9:.0f} | {sizes} |"
-    assert row in (ROOT / "RUNNING.md").read_text(), row
+    (config,) = (QWEN[size] for size in QWEN if f"-{size}-" in cfg.model)
+    ours = needs(cfg, empty_model(config, ""), 1, "bf16")
+    assert on_gpu(ours, cfg.vllm_memory * gpu_bytes) < 0.77 * gpu_bytes
 
 
 # ---- the reference ----
@@ -116,10 +104,11 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least, monk
 def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind, tmp_path):
     folder = write(kind, tmp_path, **KINDS[kind])
     plain = load_policy(folder, precision="bf16")
-    frozen = make_reference(BASE, plain, folder, "cpu")
+    frozen = make_reference(BASE, plain, folder)
     both = [score_responses(policy, TOKEN_ROWS, 1000).logp for policy in (plain, frozen)]
     assert torch.equal(*both)
     assert stored(frozen) < stored(plain)
+    assert make_reference(Config(kl_coef=0.0), plain, "nowhere") is None
 
 
 def stored(policy) -> int:
@@ -128,47 +117,84 @@ def stored(policy) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_the_reference_is_estimated_as_it_is_stored(family, precision, tmp_path):
+def test_the_reference_is_counted_as_it_is_stored(family, precision, tmp_path):
     policy = make_policy(family)
     policy.precision = precision
     policy.save(tmp_path)
-    frozen = make_reference(BASE, policy, str(tmp_path), "cpu")
-    model = empty_model(policy.model.config, family)
-    ours = estimate(BASE, model, 1, precision, gpu_bytes=0)
+    frozen = make_reference(BASE, policy, str(tmp_path))
+    ours = needs(BASE, empty_model(policy.model.config, family), 1, precision)
     assert ours.reference == stored(frozen)
-
-
-@pytest.mark.parametrize("gigabytes, device", [(141, "cuda"), (80, "cuda"), (48, "cpu")])
-def test_the_reference_stays_on_a_gpu_with_room(gigabytes, device, monkeypatch):
-    """Qwen2.5-1.5B with vLLM on 0.4 of the GPU."""
-    monkeypatch.setattr(memory, "free_bytes", lambda device: (1e9 * gigabytes, 1e9 * gigabytes))
-    cfg = replace(BASE, sampler="vllm", vllm_memory=0.4)
-    assert memory.reference_device(cfg, SMALL, "bf16", "cuda") == device
 
 
 # ---- a run ----
 
+Usage = namedtuple("Usage", "free")
 
-@pytest.mark.parametrize("env, sizes", [
-    ("alfworld", "32.9 of 24 GB, does not fit; 37.7 of 48 GB, fits; 50.5 of 80 GB, fits"),
-    ("search", "63.3 of 24 GB, .*; 63.3 of 48 GB, does not fit; 63.3 of 80 GB, fits"),
+
+@pytest.mark.parametrize("lacks, settings, sentence", [
+    ("gpu", {}, "on cuda .*, 3.00 GB are free: use --shard on more GPUs or --lora-rank or a small"),
+    ("gpu", dict(sampler="vllm", vllm_memory=0.5, lora_rank=4, shard=True),
+     "on cuda .*, vLLM 40.00; .* 3.00 GB are free: use a smaller --vllm-memory or more GPUs or a"),
+    ("cpu", {}, "of CPU memory .*, 0.00 GB are free: use --lora-rank or a smaller --model"),
+    ("disk", {}, "of disk .*, 0.00 GB are free: use another --out or --lora-rank or a smaller --m"),
 ])
-def test_a_plan_sizes_gpus_without_one_and_without_a_network(env, sizes, monkeypatch, capsys):
-    """It says first what the run needs, and then what this machine lacks."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def test_a_run_that_cannot_fit_is_stopped(lacks, settings, sentence, monkeypatch, tmp_path):
+    free = dict(gpu=80e9, cpu=80e9, disk=80e9) | {lacks: 3e9 if lacks == "gpu" else 1}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["gpu"], 80e9))
+    monkeypatch.setattr(memory, "free_cpu", lambda: free["cpu"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free["disk"]))
+    monkeypatch.setattr(memory, "load_config", lambda folder: QWEN["1.5B"])
+    cfg = replace(BASE, out=str(tmp_path), name="not/there", **settings)
+    with one_sentence(f"^the run needs [0-9.]+ GB {sentence}"):
+        memory.check(cfg, "", "bf16", "cuda")
+    free[lacks] = 80e9
+    assert len(memory.check(cfg, "", "bf16", "cuda")) == 3
+
+
+def test_a_run_stops_before_the_data_are_loaded(config, monkeypatch):
+    monkeypatch.setattr(memory, "free_cpu", lambda: 0.0)
+    monkeypatch.setattr(session, "find_tasks", lambda cfg: pytest.fail("too late"))
+    with pytest.raises(UserError, match="the run needs .* 0.00 GB are free: use "):
+        train.train(config())
+
+
+def test_evaluation_is_not_refused(config, monkeypatch):
+    monkeypatch.setattr(memory, "free_cpu", lambda: 0.0)
+    train.train(config(), eval_only=True)
+
+
+def test_memory_is_shared_by_the_ranks_of_a_machine(finished, config, monkeypatch):
+    def of_machine() -> float:
+        return memory.check(config(), session.start_model(config()), "fp32", "cpu")[0].needed
+
+    alone = of_machine()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert of_machine() == alone  # A cluster has set it, not torchrun.
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert of_machine() == 4 * alone
+
+
+def test_a_run_with_a_checkpoint_needs_the_disk_for_one_more(finished, config):
+    needed = [memory.check(config(name=name), session.start_model(config()), "fp32", "cpu")[-1]
+              for name in ("r", "new")]
+    assert 2 * needed[0].needed == needed[1].needed > 0
+
+
+def test_a_plan_for_a_gpu_that_is_not_here(model, monkeypatch, capsys):
+    """It says first what the run needs, and then what this machine lacks, one reason per line."""
     monkeypatch.setitem(sys.modules, "vllm", None)
-    cfg, _ = parse_args(env, presets_of(env), "", ["--preset", "paper", "--data", "no/data"])
+    words = ["--preset", "paper", "--data", "no/data", "--model", model]
+    cfg, _ = parse_args("alfworld", presets_of("alfworld"), "", words)
     with pytest.raises(UserError) as error:
         session.dry_run(cfg)
     printed = capsys.readouterr().out
-    assert re.search(rf"^memory    estimated peak .*: {sizes}; no GPU was found", printed, re.M)
-    # One reason per line, as if each were printed alone.
+    assert "and 0.4 of it for vLLM" in printed and "No GPU was found here" in printed
     lines = f"error: {error.value}".splitlines()
     assert all(line.startswith("error: ") and line.endswith(".") for line in lines)
     (of_vllm,) = [line for line in lines if "--sampler vllm needs vllm" in line]
     (of_data,) = [line for line in lines if "no/data" in line]
-    (of_model,) = [line for line in lines if f"{cfg.model} cannot be loaded" in line]
-    assert len({of_vllm, of_data, of_model}) == len(lines) == 3
+    assert len({of_vllm, of_data}) == len(lines) == 2
 
 
 @pytest.mark.parametrize("env", NAMES)
@@ -179,33 +205,13 @@ def test_a_plan_generates_no_data(env, tmp_path, monkeypatch, capsys):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_family_with_other_names_for_its_sizes_is_estimated():
-    config = OPTConfig(hidden_size=32, word_embed_proj_dim=32, num_attention_heads=2, ffn_dim=64)
-    ours = estimate(BASE, empty_model(config, "OPT"), 1, "fp32", gpu_bytes=0)
-    assert 0 < ours.needed < ours.peak
+@pytest.mark.parametrize("updates, every, times", [(0, 0, 1), (0, 5, 1), (2, 0, 2), (12, 5, 4)])
+def test_a_plan_counts_the_evaluations(updates, every, times, config, capsys):
+    session.dry_run(config(updates=updates, eval_every=every))
+    assert f"\nevaluate  {times} times" in capsys.readouterr().out
 
 
-def test_only_a_run_that_cannot_fit_is_stopped(monkeypatch):
-    """It names sizes and the settings that would lower them and are not in use."""
-
-    def found(free: float, device="cpu", **settings) -> str:
-        monkeypatch.setattr(memory, "free_bytes", lambda _: (free, 80e9 * (device == "cuda")))
-        return memory.check(replace(BASE, **settings), SMALL, "bf16", device)
-
-    ours = of(gpu_bytes=0)
-    enough = f"{ours.needed / 1e9:.2f} GB (states 24.70, reference 3.55, vLLM 0.00), estimated peak"
-    assert found(ours.needed).startswith(enough)
-    assert found(ours.needed).endswith(" GB free on cpu; it may not fit")
-    assert found(1.01 * ours.peak).endswith(" GB free on cpu")
-    lowered = "the run needs 28.25 GB .*, 28.23 GB free on cpu: use {}, or a smaller --model."
-    for settings, remedies in [
-        ({}, "--lora-rank, --shard on more GPUs"), (dict(shard=True), "--lora-rank, more GPUs"),
-    ]:
-        with pytest.raises(UserError, match=lowered.format(remedies)):
-            found(0.999 * ours.needed, **settings)
-    with pytest.raises(UserError, match="on cuda: use a smaller --vllm-memory, --shard on more"):
-        found(20e9, "cuda", sampler="vllm", lora_rank=8)
-    assert "GB free on cpu; no GPU was found " in found(1e12, sampler="vllm")
+# ---- during a run ----
 
 
 def test_memory_gb_leaves_vllm_out(monkeypatch):
@@ -215,29 +221,7 @@ def test_memory_gb_leaves_vllm_out(monkeypatch):
     assert 0.01 < peak_memory(torch.device("cpu"), asleep=0) < 1000
 
 
-def test_a_run_stops_before_the_data_are_loaded(config, monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: (0.0, 0))
-    monkeypatch.setattr(session, "find_tasks", lambda cfg: pytest.fail("too late"))
-    with pytest.raises(UserError, match="the run needs .* 0.00 GB free on cpu: use "):
-        train.train(config())
-
-
-def test_evaluation_is_not_refused(config, monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: (0.0, 0))
-    train.train(config(), eval_only=True)
-
-
-def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
-    free, gpu_bytes = memory.free_bytes("cpu")
-    assert 1e8 < free < 1e14 and gpu_bytes == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert memory.free_bytes("cpu")[0] == pytest.approx(free, rel=0.2)  # a cluster's, not torchrun's
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert memory.free_bytes("cpu")[0] == pytest.approx(free / 4, rel=0.2)
-
-
 def test_no_gradient_is_stored_in_a_rollout():
-    """The estimate counts none then."""
     policy = make_policy()
     for p in policy.parameters():
         p.grad = torch.zeros_like(p)
@@ -261,13 +245,5 @@ def test_a_batch_on_a_gpu_takes_half_of_the_free_memory(family, precision):
 
 def test_a_batch_of_the_preset_paper():
     policy = make_policy(precision="bf16")
-    policy.model.config = QWEN
+    policy.model.config = QWEN["1.5B"]
     assert 128 < rows_that_fit(policy, 10**11, prompt_tokens=2048, new_tokens=512) < 256
-    # A row of two tokens is nearly all logits.
-    assert 90 < rows_that_fit(policy, 2 * 100 * 7 * 4 * QWEN.vocab_size, 1, 1) < 100
-
-
-@pytest.mark.parametrize("updates, every, times", [(0, 0, 1), (0, 5, 1), (2, 0, 2), (12, 5, 4)])
-def test_a_plan_counts_the_evaluations(updates, every, times, config, capsys):
-    session.dry_run(config(updates=updates, eval_every=every))
-    assert f"\nevaluate  {times} times" in capsys.readouterr().out

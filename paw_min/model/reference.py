@@ -1,8 +1,7 @@
 """Which model is the reference of the KL term? The start model, frozen.
 
-    full training   a second copy of it, loaded once. It waits on the CPU where the GPU has no room
-                    beside the run (memory.reference_device). In bf16 passes, its weights that they
-                    round are stored in bf16
+    full training   a second copy of it, loaded once. It waits on the CPU. In bf16 passes, its
+                    weights that they round are stored in bf16
     LoRA            the policy itself, with its adapters off
 
 The reference never changes, so one pass per update gives log pi_ref for all mini-batches.
@@ -18,16 +17,13 @@ from paw_min.model.scoring import score_responses
 from paw_min.rows import Rows
 
 
-def make_reference(cfg: Config, policy: Policy, folder: str, device: str) -> Policy | None:
-    """The reference of this policy; None without a KL term.
-
-    folder: the start model. device: where the reference is between its passes.
-    """
+def make_reference(cfg: Config, policy: Policy, folder: str) -> Policy | None:
+    """The reference of this policy; None without a KL term. folder: the start model."""
     if cfg.kl_coef == 0:
         return None
     if cfg.lora_rank:
         return policy
-    return freeze(load_policy(folder, cfg.temperature, "cpu", policy.precision)).to(device)
+    return freeze(load_policy(folder, cfg.temperature, "cpu", policy.precision))
 
 
 def freeze(policy: Policy) -> Policy:
@@ -57,8 +53,7 @@ def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -
     if reference is policy:  # LoRA
         with lora.adapters_off(policy):
             return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
-    home = reference.device
     reference.to(policy.device)
     logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
-    reference.to(home)
+    reference.to("cpu")  # a GPU has other uses for the memory until the next update
     return logp

@@ -1,71 +1,48 @@
-"""Does a run fit on a device? Asked before it starts.
+"""Does a run fit? What it needs in any case, asked before it starts.
 
-    states      16 bytes per trained parameter: weight, gradient and both moments of AdamW, in fp32.
-                LoRA adds the frozen weights. PPO's critic is one more decoder, trained in full.
-                --shard divides all of this by the number of ranks
-    reference   4 bytes per parameter, with a KL term and without LoRA; in bf16 passes, 2 bytes of
-                what they round
-    vLLM        its fraction of the GPU
-    one pass    activations of --micro-tokens tokens, forward and backward: estimated
+    states       16 bytes per trained parameter: weight, gradient and both moments of AdamW, in
+                 fp32. LoRA adds the frozen weights. PPO's critic is one more decoder, trained in
+                 full. --shard divides all of this by the number of ranks
+    reference    4 bytes per parameter, with a KL term and without LoRA; in bf16 passes, 2 bytes of
+                 what they round
+    vLLM         its fraction of the GPU, and a copy of its weights in CPU memory while it sleeps
+    checkpoint   12 bytes per trained parameter: weight and both moments. Rank 0 gathers it in CPU
+                 memory. On the disk there are two of them while one is written
 
-On a GPU, a pass, vLLM and the reference take turns, and each rollout frees the gradients. So a run
-needs the states and the larger of vLLM and reference, minus the gradients. This is exact, and a run
-that lacks it is stopped. With a pass, it is the peak: an estimate (research/bench/README.md has
-what it leaves out). On a CPU, the reference stays in memory, and on a GPU with room for it.
+On a GPU, vLLM and the reference take turns, and each rollout frees the gradients; the reference
+waits in CPU memory. Where a run lacks any of this, it is stopped. What a pass needs comes on top,
+and is not estimated: activations and logits depend on --micro-tokens and on the kernels.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config
 
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
-from paw_min.model.head import TILE
 from paw_min.model.published import empty_model, load_config, load_errors
 from paw_min.model.reference import rounded_layers
-
-ERROR = "-5 to +23 %"  # the measured error of the estimated peak (research/bench/README.md)
-ROOM = 1.2  # the reference stays on a GPU that has this times the estimate
-CARDS = (24, 48, 80)  # GB of usual GPUs, for machines without one
-NO_GPU = "no GPU was found (is the driver new enough for this torch's CUDA?)"
-
-# The models of the presets, so that a plan needs no download.
-SHAPE = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "vocab_size", "tie_word_embeddings",
-)
-SHAPES = {
-    "Qwen/Qwen2.5-1.5B-Instruct": (1536, 8960, 28, 12, 2, 151_936, True),
-    "Qwen/Qwen2.5-3B-Instruct": (2048, 11_008, 36, 16, 2, 151_936, True),
-    "Qwen/Qwen2.5-7B-Instruct": (3584, 18_944, 28, 28, 4, 152_064, False),
-}
+from paw_min.running.runs import newest_checkpoint
 
 
 @dataclass
-class Estimate:
-    """Bytes on one device."""
+class Needs:
+    """Bytes that one rank needs, by what needs them."""
 
     states: float
     gradients: float  # part of the states; none from a rollout to the next training pass
     reference: float
-    vllm: float
-    needed: float  # what these take at once: exact
-    one_pass: float
-    peak: float
+    weights: float  # of the model in fp32, which is loaded in CPU memory
+    sleeping: float  # vLLM's weights in CPU memory
+    checkpoint: float
 
 
-def estimate(
-    cfg: Config, model, ranks: int, precision: str, gpu_bytes: float
-) -> Estimate:
-    """What a run needs on one device.
-
-    model: without weights (empty_model). precision: of the passes. gpu_bytes: of the whole GPU; 0:
-    a CPU.
-    """
+def needs(cfg: Config, model, ranks: int, precision: str) -> Needs:
+    """model: without weights (empty_model). precision: of the passes."""
     number = 2 if precision == "bf16" else 4  # bytes of a number in a pass
     total = trained = model.num_parameters()
     frozen = 0  # bytes
@@ -77,118 +54,121 @@ def estimate(
     if cfg.algo == "ppo":
         trained += model.get_decoder().num_parameters()
     share = ranks if cfg.shard else 1
-    states = (frozen + 16 * trained) / share
-    gradients = 4 * trained / share
     reference = 0
     if cfg.kl_coef > 0 and not cfg.lora_rank:
         reference = 4 * total - (4 - number) * parameters(rounded_layers(model))
-    vllm = cfg.vllm_memory * gpu_bytes if cfg.sampler == "vllm" else 0
-
-    one_pass = activations(cfg, model, number)
-    if gpu_bytes:
-        needed = states + max(0, vllm - gradients, reference - gradients)
-        peak = max(needed, states + one_pass)
-    else:
-        needed = states + reference
-        peak = needed + one_pass
-    return Estimate(states, gradients, reference, vllm, needed, one_pass, peak)
+    return Needs(
+        states=(frozen + 16 * trained) / share,
+        gradients=4 * trained / share,
+        reference=reference,
+        weights=4 * total,
+        sleeping=number * total if cfg.sampler == "vllm" else 0,
+        checkpoint=12 * trained,
+    )
 
 
 def parameters(layers) -> int:
     return sum(weight.numel() for layer in layers for weight in layer.parameters())
 
 
-def activations(cfg: Config, model, number: int) -> float:
-    """Bytes of a training pass, estimated. number: bytes of one number in it."""
-    config = model.config
-    width = config.hidden_size
-    inner = getattr(config, "intermediate_size", None)
-    if not isinstance(inner, int):  # a family that has another name for it, or one per layer
-        inner = 4 * width
-    # Per token, a layer saves two norms in fp32, four tensors of the MLP, and the queries, keys,
-    # values and results of the attention: with few key heads, about three times the width.
-    # A norm's result is saved for the gradient of its weight, which LoRA does not train.
-    layer = (16 if cfg.lora_rank else 24) * width + number * (3 * width + 4 * inner)
-    layer_backward = 3 * number * inner
-    saved = config.num_hidden_layers * layer
-    if cfg.grad_checkpointing:
-        # Each layer saves its input only. The backward pass computes one layer again at a time.
-        saved = config.num_hidden_layers * 4 * width
-        layer_backward += layer
-    # The head is done before the backward pass of the layers starts: the larger of the two counts.
-    # It takes about 15 bytes per logit of a tile: measured.
-    head = cfg.micro_tokens * 16 * width + 15 * TILE
-    one_pass = cfg.micro_tokens * saved + max(cfg.micro_tokens * layer_backward, head)
-    if number == 2 and not cfg.lora_rank:  # autocast keeps copies of the weights
-        parts = model.get_decoder().modules()
-        one_pass += 2 * parameters(part for part in parts if isinstance(part, torch.nn.Linear))
-    return one_pass
-
-
-def of_folder(cfg: Config, folder: str, precision: str, gpu_bytes: float) -> Estimate:
-    """The estimate for the model in a folder or on the hub, and for the ranks of this run."""
-    if folder in SHAPES:
-        config = Qwen2Config(**dict(zip(SHAPE, SHAPES[folder], strict=True)))
-    else:
-        config = load_config(folder)
+def of_folder(cfg: Config, folder: str, precision: str) -> Needs:
+    """The needs with the model in a folder or on the hub, of one of this run's ranks."""
+    config = load_config(folder)
     with load_errors(folder):
         model = empty_model(config, folder)
-        return estimate(cfg, model, distributed.of_torchrun("WORLD_SIZE", 1), precision, gpu_bytes)
+        return needs(cfg, model, distributed.of_torchrun("WORLD_SIZE", 1), precision)
 
 
-def reference_device(cfg: Config, folder: str, precision: str, device: str) -> str:
-    """Where the reference is between its passes. Asked before anything is loaded."""
-    free, gpu_bytes = free_bytes(device)
-    ours = of_folder(cfg, folder, precision, gpu_bytes)
-    beside = ours.states + max(ours.one_pass, ours.vllm - ours.gradients)
-    return device if ROOM * (beside + ours.reference) < free else "cpu"
+def on_gpu(ours: Needs, vllm: float) -> float:
+    """vllm: bytes of its fraction of the GPU."""
+    return ours.states + max(0, vllm - ours.gradients, ours.reference - ours.gradients)
 
 
-def check(cfg: Config, folder: str, precision: str, device: str) -> str:
-    """What the run needs, in one line; UserError if it cannot fit."""
-    free, gpu_bytes = free_bytes(device)
-    ours = of_folder(cfg, folder, precision, gpu_bytes)
-    parts = f"states {gb(ours.states)}, reference {gb(ours.reference)}, vLLM {gb(ours.vllm)}"
-    available = f"{gb(free)} GB free on {device}"
-    if cfg.sampler == "vllm" and device == "cpu":
-        available += f"; {NO_GPU}"
-    if ours.needed > free:
-        # The settings that lower this and are not in use yet.
-        remedies = ["a smaller --vllm-memory"] * (ours.vllm > 0)
-        remedies += ["--lora-rank"] * (not cfg.lora_rank)
-        remedies += ["more GPUs" if cfg.shard else "--shard on more GPUs", "or a smaller --model"]
-        raise UserError(
-            f"the run needs {gb(ours.needed)} GB ({parts}), {available}: use {', '.join(remedies)}."
-        )
-    if ours.peak > free:
-        available += "; it may not fit"
-    peak = f"estimated peak {gb(ours.peak)} (error {ERROR})"
-    return f"{gb(ours.needed)} GB ({parts}), {peak}, {available}"
+def beside_gpus(ours: Needs, ranks: int) -> float:
+    """In CPU memory of a machine with this many ranks, each with a GPU.
+
+    Either all ranks load their models, or rank 0 gathers a checkpoint.
+    """
+    loading = ranks * ours.weights
+    saving = ranks * ours.reference + ours.checkpoint
+    return ranks * ours.sleeping + max(loading, saving)
 
 
-def on_cards(cfg: Config, folder: str, precision: str) -> str:
-    """The same in short, for a machine without a GPU. vLLM takes a fraction of each card."""
-    sizes = []
-    for card in CARDS:
-        ours = of_folder(cfg, folder, precision, 1e9 * card)
-        fits = "fits" if ours.peak < 1e9 * card else "may not fit"
-        if ours.needed > 1e9 * card:
-            fits = "does not fit"
-        sizes.append(f"{ours.peak / 1e9:.1f} of {card} GB, {fits}")
-    return f"estimated peak on one GPU (error {ERROR}): {'; '.join(sizes)}; {NO_GPU}"
+@dataclass
+class Place:
+    """Bytes that a run needs somewhere, and those that are free there."""
+
+    where: str
+    needed: float
+    parts: str
+    free: float
+    remedies: list[str]
+
+    def __str__(self) -> str:
+        return f"{gb(self.needed)} GB {self.where} ({self.parts}), {gb(self.free)} GB are free"
+
+
+def check(cfg: Config, folder: str, precision: str, device: str) -> list[Place]:
+    """What the run needs where, and what is free; UserError where something cannot fit."""
+    places = places_of(cfg, of_folder(cfg, folder, precision), device)
+    lacking = [f"the run needs {place}: use {' or '.join(place.remedies)}."
+               for place in places if place.needed > place.free]
+    if lacking:
+        raise UserError(" ".join(lacking))
+    return places
+
+
+def places_of(cfg: Config, ours: Needs, device: str) -> list[Place]:
+    ranks = distributed.of_torchrun("LOCAL_WORLD_SIZE", 1)
+    smaller = ["--lora-rank"] * (not cfg.lora_rank) + ["a smaller --model"]
+    parts = f"states {gb(ours.states)}, reference {gb(ours.reference)}"
+    if device.startswith("cuda"):
+        free, size = torch.cuda.mem_get_info(device)
+        vllm = cfg.vllm_memory * size if cfg.sampler == "vllm" else 0
+        parts += f", vLLM {gb(vllm)}; a pass comes on top"
+        remedies = ["a smaller --vllm-memory"] * (vllm > 0)
+        remedies += ["more GPUs" if cfg.shard else "--shard on more GPUs", *smaller]
+        of_device = Place(f"on {device}", on_gpu(ours, vllm), parts, free, remedies)
+        host = beside_gpus(ours, ranks)
+        found = [of_device, Place("of CPU memory", host, "start, checkpoints", free_cpu(), smaller)]
+    else:
+        host = ranks * (ours.states + ours.reference)
+        parts += "; a pass comes on top"
+        found = [Place("of CPU memory", host, parts, free_cpu(), smaller)]
+    run = Path(cfg.out) / cfg.name
+    n_new = 1 if newest_checkpoint(run) else 2  # one is kept until the next one is written
+    disk = n_new * ours.checkpoint if cfg.updates else 0
+    remedies = ["another --out", *smaller]
+    return [*found, Place("of disk", disk, "checkpoints", free_disk(run), remedies)]
+
+
+def on_another_machine(cfg: Config, folder: str) -> str:
+    """What the run needs with a GPU, where this machine has none."""
+    ours = of_folder(cfg, folder, "bf16" if cfg.precision == "auto" else cfg.precision)
+    return (
+        f"{gb(on_gpu(ours, vllm=0))} GB on a GPU (states {gb(ours.states)}, reference "
+        f"{gb(ours.reference)}), or {gb(ours.states - ours.gradients)} GB and {cfg.vllm_memory} of "
+        f"it for vLLM; a pass comes on top; {gb(beside_gpus(ours, 1))} GB of CPU memory, "
+        f"{gb(2 * ours.checkpoint)} GB of disk. No GPU was found here (is the driver new enough "
+        "for this torch's CUDA?)"
+    )
 
 
 def gb(size: float) -> str:
     return f"{size / 1e9:.2f}"
 
 
-def free_bytes(device: str) -> tuple[float, float]:
-    """Free memory for this process, and that of the whole GPU; 0 on a CPU."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)
+def free_cpu() -> float:
+    """Bytes of CPU memory that new processes can have."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():  # not Linux: nothing to compare with
-        return float("inf"), 0
+        return float("inf")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    free = sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
-    return free / distributed.of_torchrun("LOCAL_WORLD_SIZE", 1), 0
+    return sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+
+
+def free_disk(folder: Path) -> float:
+    """Bytes that can be written to a folder, or to where it will be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -82,11 +82,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         # Check first whether the model can be used: the data may take minutes to generate.
         check_model(cfg, start_folder)
         if not eval_only and distributed.rank() == 0:
-            sizes = memory.check(cfg, start_folder, precision, device)
+            needs = memory.check(cfg, start_folder, precision, device)
             if device.startswith("cuda"):
-                say(f"memory    {sizes}")
+                say(f"memory    {needs[0]}")
         tasks = find_tasks(cfg)
-    reference_on = memory.reference_device(cfg, start_folder, precision, device)
 
     checkpoint = run.checkpoint()
     done = updates_done(checkpoint) if checkpoint else 0
@@ -106,7 +105,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         check_start(cfg, policy, sampler)
         reference = None
         if not eval_only:
-            reference = make_reference(cfg, policy, start_folder, reference_on)
+            reference = make_reference(cfg, policy, start_folder)
 
         slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
         slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
@@ -252,11 +251,12 @@ def dry_run(cfg: Config) -> None:
     with noting_errors():
         model = start_model(cfg)
         print(f"model     {model}")
-        if device == "cpu" and cfg.sampler == "vllm":  # the plan of a run on another machine
-            sizes = memory.on_cards(cfg, model, forward_precision(cfg.precision, "cuda"))
+        if device == "cpu" and cfg.sampler == "vllm":
+            print(f"memory    {memory.on_another_machine(cfg, model)}")
         else:
-            sizes = memory.check(cfg, model, forward_precision(cfg.precision, device), device)
-        print(f"memory    {sizes}")
+            precision = forward_precision(cfg.precision, device)
+            for place in memory.check(cfg, model, precision, device):
+                print(f"memory    {place}")
     with noting_errors():
         check_model(cfg, start_model(cfg))
     with noting_errors():
