@@ -15,8 +15,8 @@ import json
 import re
 from dataclasses import dataclass
 from functools import partial
-from urllib.request import Request, urlopen
 
+import requests
 from openenv.core import GenericEnvClient, SyncEnvClient
 
 from paw_min.base.errors import UserError, masked
@@ -26,7 +26,6 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.prompting import with_history
-from paw_min.retrieval.client import without_password
 from paw_min.running.checked_json import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
@@ -88,10 +87,8 @@ def load(cfg: Config, url: str) -> Tasks:
     """The seeds of a run, after a look at the server; UserError if it has no such environment."""
     url = url.rstrip("/")
     try:
-        address, headers = without_password(url)
-        request = Request(f"{address}/schema", headers=headers)
-        with urlopen(request, timeout=TIMEOUT) as answer, connect(url) as session:
-            schema = json.loads(answer.read(1 << 24))
+        schema = requests.get(f"{url}/schema", timeout=TIMEOUT).json()
+        with connect(url) as session:
             state = session.state()
         sizes = [state.get("train", 1000), state.get("held_out", 100)]  # numbers of seeds
         if not all(type(size) is int and 0 < size < 1_000_000 for size in sizes):

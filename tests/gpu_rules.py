@@ -47,7 +47,7 @@ def rules() -> None:
     assert torch.equal(logits, product(*factors))
     assert torch.equal(logits.cpu(), product(*(factor.cpu() for factor in factors)))
     # The sentence encoder of RWML and of the retrieval server, which is fp16 on a GPU.
-    vectors = [settings.load_encoder("minilm", device).passages(["a mug", "go"], 2)
+    vectors = [settings.load_encoder("minilm", device).passages(["a mug", "go"])
                for device in ("cpu", "cuda")]
     assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 

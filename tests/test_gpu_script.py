@@ -60,7 +60,7 @@ def test_a_part_that_is_not_done_runs_and_all_have_rows(tmp_path):
 def test_a_machine_with_torch_and_transformers_only(tmp_path):
     """What gpu.sh needs; it skips the parts that need more."""
     argv = ["gpu", "update", "smollm2", "--tiny", "--out", str(tmp_path / "out.json")]
-    absent = "alfworld textworld matplotlib nltk rapidfuzz urllib3 fastapi uvicorn trl vllm peft"
+    absent = "alfworld textworld matplotlib nltk rapidfuzz requests fastapi uvicorn trl vllm peft"
     code = (
         f"import runpy, sys; sys.modules |= dict.fromkeys({absent.split()!r}); "
         f"sys.argv = {argv!r}; runpy.run_module('research.bench.gpu', run_name='__main__')"

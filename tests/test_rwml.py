@@ -92,7 +92,7 @@ def test_settings_are_the_papers():
 def test_distance_is_one_minus_the_cosine():
     minilm = settings.load_encoder("minilm", "cpu")
     texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
-    a, b, c = minilm.passages(texts, 3)
+    a, b, c = minilm.passages(texts)
     found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
     assert found[0] == pytest.approx(0, abs=1e-6) and found[2] == math.inf
     assert found[1] == pytest.approx(1 - a @ b, abs=1e-6)

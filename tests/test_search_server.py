@@ -3,22 +3,21 @@
 A fake server in this process simulates other servers and their failures.
 """
 
-import asyncio
 import base64
-import gzip
 import re
 import signal
-import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from paw_min.base.errors import UserError
+from paw_min.config import Config
+from paw_min.envs.search.env import SearchPool
+from paw_min.envs.search.questions import Question
 from paw_min.retrieval import client as search_client
 from paw_min.retrieval import open_retriever
 from paw_min.retrieval import server as search_server
@@ -26,21 +25,17 @@ from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.client import SearchClient
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense
+from paw_min.running.config_json import differences
+from tests import pools
 from tests.http_server import Server
 from tests.retrieval import make_encoder, started, wait_for, write_corpus
 
 QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
-DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
-
-
-@pytest.fixture(scope="module")
-def server(corpus) -> TestClient:
-    return TestClient(search_server.make_app(LexicalRetriever(Corpus(corpus))))
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +47,8 @@ def impatient(monkeypatch):
 # ---- our server ----
 
 
-def test_both_protocols_and_bare_documents(server, corpus):
+def test_the_protocol_of_search_r1(corpus):
+    server = TestClient(search_server.make_app(LexicalRetriever(Corpus(corpus))))
     expected = open_retriever(corpus).search(QUERIES, 2)
 
     def ask(**request):
@@ -61,25 +57,12 @@ def test_both_protocols_and_bare_documents(server, corpus):
         return answer.json()["result"]
 
     assert ask(queries=QUERIES, topk=2, return_scores=True) == expected
-    assert ask(query=QUERIES[0], topk=2, return_scores=True) == expected[:1]
-    assert ask(query=QUERIES[0], topk=2) == [[hit["document"] for hit in expected[0]]]
-    many = "Hamlet, Finland, water, towers"
-    assert [len(ask(query=many, topk=k)[0]) for k in (1, 4, None)] == [1, 4, 3]
+    assert ask(queries=QUERIES[:1], topk=2) == [[hit["document"] for hit in expected[0]]]
+    many = ["Hamlet, Finland, water, towers"]
+    assert [len(ask(queries=many, topk=k)[0]) for k in (1, 4, None)] == [1, 4, 3]
     assert ask(queries=[]) == []
-    assert server.get("/health").json() == {"status": "ready", "passages": 5}
-
-
-@pytest.mark.parametrize("body, words", [
-    ('{"query": "a", "queries": ["a"]}', "give either"),
-    ('{"queries": "a"}', "valid list"),
-    ('{"query": "a", "topk": 0}', "greater than"),
-    ('{"query": "a", "topk": NaN}', "finite number"), ('{"query": ["\\ud800"]}', "valid string"),
-    (f'{{"query": {DEEP}}}', ""), ('{"query": "' + "a" * (33 << 20) + '"}', "send less"),
-], ids=range(7))
-def test_requests_that_are_refused(server, body, words):
-    headers = {"Content-Type": "application/json"}
-    answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
-    assert answer.status_code in (400, 413, 422) and words in str(answer.json()["detail"])
+    for body in ({"queries": "a"}, {"query": "a"}, {"queries": ["a"], "topk": 0}):
+        assert server.post("/retrieve", json=body).status_code == 422
 
 
 def test_a_dense_server(tmp_path, monkeypatch):
@@ -113,32 +96,6 @@ def test_a_port_that_is_taken(corpus):
         search_server.listen("192.0.2.1", 0)
 
 
-def test_a_busy_server_says_that_it_is_alive():
-    """FastAPI has 40 threads for searches."""
-    go = threading.Event()
-
-    def search(queries, k):
-        go.wait(30)
-        return [[] for _ in queries]
-
-    app = search_server.make_app(SimpleNamespace(corpus=[], search=search))
-
-    async def ask() -> dict:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            body = {"queries": ["a"], "topk": 1}
-            searches = [asyncio.create_task(client.post("/retrieve", json=body)) for _ in range(50)]
-            await asyncio.sleep(0.2)
-            try:
-                answer = await asyncio.wait_for(client.get("/health"), 5)
-            finally:
-                go.set()
-            await asyncio.gather(*searches)
-            return answer.json()
-
-    assert asyncio.run(ask())["status"] == "ready"
-
-
 @pytest.mark.parametrize("flag", ["--corpus", "--index", "--encoder", "--corpsu", "--port"])
 def test_a_password_of_a_server_is_not_shown(corpus, capsys, flag):
     url = "http://me:sec@ret@host/x"
@@ -156,7 +113,7 @@ def test_a_client_waits_while_the_server_loads_and_ctrl_c_ends_it_quietly(tmp_pa
         url = wait_for(process, "loading").split()[0].rstrip(":")
         client = SearchClient(url)
         assert client.search(["word7"], 1)[0][0]["document"]["id"] == "7"
-        assert not caplog.records  # the port was open: no second attempt
+        assert not caplog.records  # the port was open: no second try
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in output
@@ -171,19 +128,14 @@ def hits_for(query, k) -> list[dict]:
 
 
 class Fake(Server):
-    """A server with one protocol."""
+    """Search-R1's server. bad: the answer to requests that have a query without a letter."""
 
-    def __init__(self, key="queries"):
-        super().__init__()
-        self.key = key
+    bad = None
 
     def answer(self, handler, request):
-        if self.key not in request or handler.path != "/retrieve":
-            handler.reply(422, {"detail": [{"msg": "Field required"}]})
-        else:
-            queries = request[self.key]
-            queries = [queries] if self.key == "query" else queries
-            handler.reply(200, {"result": [hits_for(q, request["topk"]) for q in queries]})
+        if self.bad and not all(re.search(r"\w", query) for query in request["queries"]):
+            return self.bad(handler, request)
+        handler.reply(200, {"result": [hits_for(q, request["topk"]) for q in request["queries"]]})
 
 
 def answers(status: int, content="", **headers):
@@ -191,21 +143,18 @@ def answers(status: int, content="", **headers):
     return lambda handler, request: handler.reply(status, content, **headers)
 
 
+def result(hit: str) -> str:
+    return '{"result": [[%s]]}' % hit
+
+
 @pytest.fixture
-def fake():
-    fakes = []
-
-    def make(key="queries") -> Fake:
-        fakes.append(Fake(key))
-        return fakes[-1]
-
-    yield make
-    for one in fakes:
-        one.close()
+def server():
+    fake = Fake()
+    yield fake
+    fake.close()  # again, in one test
 
 
-def test_search_r1_gets_one_batched_request(fake):
-    server = fake("queries")
+def test_many_queries_are_sent_in_parts(server):
     client = SearchClient(f"{server.url}/retrieve/")
     server.bodies.clear()
     assert client.search(QUERIES, 2) == [hits_for(query, 2) for query in QUERIES]
@@ -215,17 +164,16 @@ def test_search_r1_gets_one_batched_request(fake):
     assert [len(body["queries"]) for body in server.bodies[1:]] == [64, 64, 2]
 
 
-def test_verl_agent_gets_one_request_per_query(fake):
-    server = fake("query")
-    client = open_retriever(server.url.replace("http", "HTTP"))
-    server.bodies.clear()
-    queries = [f"q{n}" for n in range(70)]  # more than THREADS
-    assert client.search(queries, 2) == [hits_for(query, 2) for query in queries]
-    assert sorted(r["query"] for r in server.bodies) == sorted(queries)
-    assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
-
-
-# ---- servers that fail ----
+@pytest.mark.parametrize("hit", [
+    '{"document": {"contents": "a"}}',  # online search
+    '{"document": "a", "score": 2}',  # after reranking
+    '{"document": {"id": 7, "contents": "a", "title": "t", "text": "a"}, "score": NaN}',
+])
+def test_hits_of_search_r1s_servers(server, hit):
+    """They may ignore topk."""
+    server.answer = answers(200, result(f"{hit}, {hit}, {hit}"))
+    (found,) = SearchClient(server.url).search(["q"], 2)
+    assert [hit["document"]["contents"] for hit in found] == ["a", "a"]
 
 
 def failure(ask) -> str:
@@ -246,37 +194,35 @@ def test_invalid_addresses(url):
     assert url.split("@")[-1] in text and "sec" not in text
 
 
-def result(score="1", contents='"a"') -> str:
-    return '{"result": [[{"document": {"contents": %s}, "score": %s}]]}' % (contents, score)
-
-
-# What a server answers to one query -> the words about it.
-KIND = "not a retrieval server's"
-ANSWERS = [
-    *((answers(200, body), KIND) for body in (
-        "",
-        "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
-        '{"result": []}',
-        result(contents="null"),
-        result("NaN"),
-    )),
-    # The client decompresses nothing: a small answer cannot fill the memory.
-    (answers(200, gzip.compress(result().encode()), Content_Encoding="gzip"), KIND),
-    (answers(400, {"detail": "nope"}), "HTTP 400 .*nope.*: look at its log"),
+BAD = [  # what a server answers, and the words about it
+    (answers(200, "<html><title>Bienvenue au caf\udce9"), "JSONDecodeError"),
+    (answers(200, "[" * 100_000), "RecursionError"),
+    (answers(200, '{"result": []}'), "0 results for|ValueError"),
+    (answers(200, result('{"document": {"contents": null}}')), "TypeError"),
+    (answers(200, result(r'{"document": "\ud800"}')), "UnicodeEncodeError"),
+    (answers(400, {"detail": "nope"}), "HTTP 400: .*nope"),
     (answers(422), "HTTP 422"),
-    (answers(302, Location="http://me:secret@other/x"), r"302 .'http://\*\*\*@other/x'"),
+    (answers(302, Location="http://me:secret@other/x"), r"302: .http://\*\*\*@other/x"),
+    (answers(500), "HTTP 500"),
 ]
 
 
-@pytest.mark.parametrize("answer, words", ANSWERS, ids=range(len(ANSWERS)))
-def test_answers_that_end_a_run_at_once(fake, answer, words):
-    server = fake()
-    client = SearchClient(server.url)
-    server.answer = answer
-    server.bodies.clear()
-    for ask in (lambda: client.search(["q"], 1), lambda: SearchClient(server.url)):
-        assert re.search(f"{server.url}/retrieve.*{words}", failure(ask))
-    assert len(server.bodies) <= 3  # none was repeated, but for the other protocol
+@pytest.mark.parametrize("bad, words", BAD, ids=range(len(BAD)))
+def test_a_bad_answer_costs_the_turn_of_one_query_or_ends_the_run(server, bad, words, caplog):
+    client = SearchClient(server.url, patience=0.1)
+    pool = SearchPool([Question("who?", ("me",), "nq")], client, n_envs=4)
+    pools.reset(pool, ["0"] * 4)
+    server.bad = bad
+    queries = ["a", "", "b", "?"]
+    steps = pools.step(pool, {n: f"<search>{query}</search>" for n, query in enumerate(queries)})
+    assert [bool(steps[n].observation) for n in range(4)] == [True, False, True, False]
+    assert not any(step.done for step in steps.values())
+    assert len(caplog.messages) == 2 and re.search(words, caplog.messages[0])
+    assert pools.step(pool, {1: "<answer>me</answer>"})[1].won  # the episode goes on
+    # All queries are answered like that: the server is broken, or of another kind.
+    server.answer = bad
+    for ask in (lambda: client.search(["q", "r"], 1), lambda: SearchClient(server.url)):
+        assert re.search(f"{server.url}/retrieve.*({words})", failure(ask))
 
 
 def hang_up(handler, request):
@@ -288,58 +234,48 @@ def hang_up(handler, request):
     handler.close_connection = True
 
 
-def drip(handler, request):
-    """Send a byte now and then, each in time."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(8):
-        handler.wfile.write(b" ")
-        handler.wfile.flush()
-        time.sleep(0.1)
-    handler.close_connection = True
-
-
-@pytest.mark.parametrize("key, answer, words", [
-    ("queries", answers(500), "HTTP 500"),
-    ("queries", answers(429), "HTTP 429"),
-    ("query", answers(503, "loading"), "HTTP 503: 'loading'"),
-    ("query", hang_up, "IncompleteRead"),
-    ("queries", lambda handler, request: time.sleep(0.5), "Read timed out"),
-    ("queries", drip, "no end of the answer within 0.4 s"),
-], ids=range(6))
-def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
+@pytest.mark.parametrize("answer, words", [
+    (answers(429), "HTTP 429"),
+    (answers(503, "loading"), "HTTP 503: 'loading'"),
+    (hang_up, "IncompleteRead"),
+    (lambda handler, request: time.sleep(0.5), "Read timed out"),
+], ids=range(4))
+def test_failures_that_may_pass(server, caplog, monkeypatch, answer, words):
     monkeypatch.setattr(search_client, "START", 60.0)
-    server = fake(key)
     server.faults.extend([answer] * 2)  # at the start ..
     client = SearchClient(server.url, timeout=0.4, patience=60)
     server.faults.extend([answer] * 2)  # .. and in training
     assert client.search(["q"], 1) == [hits_for("q", 1)]
     assert len(caplog.records) >= 4  # more on a machine that is very slow
-    assert words in caplog.text and "next attempt in 0.04 s" in caplog.text
+    assert words in caplog.text and "next try in 0.04 s" in caplog.text
     client.patience = 0.1
     server.answer = answer
     text = failure(lambda: client.search(["a", "b"], 1))
     assert "was not available for 0.1 s" in text and words in text and "resumes from" in text
 
 
-def test_an_answer_without_an_end_is_not_read(fake, monkeypatch):
-    server = fake()
+def test_a_server_that_is_gone(server):
     client = SearchClient(server.url, patience=0.1)
-    monkeypatch.setattr(search_client, "MAX_BYTES", 1000)
-    assert len(client.search(["q"], 9)[0]) == 9
-    assert "no end of the answer" in failure(lambda: client.search(["q"], 99))
+    server.close()
+    client._http.close()  # An open connection is still answered.
+    for ask in (lambda: client.search(["q", "r"], 1), lambda: SearchClient(server.url)):
+        assert "was not available for 0.1 s" in failure(ask)
 
 
-def test_a_password_is_sent_but_not_shown(fake, caplog):
+def test_a_run_resumes_where_its_server_has_moved():
+    run = Config(env="search", retriever="http://me:pw@a:1")
+    assert differences(run, replace(run, retriever="http://b:2/retrieve")) == []
+    assert differences(run, replace(run, retriever="")) == ["--retriever 'http://***@a:1'"]
+    assert differences(replace(run, retriever="c.jsonl"), run) == ["--retriever 'c.jsonl'"]
+
+
+def test_a_password_is_sent_but_not_shown(server, caplog):
     caplog.set_level("DEBUG")
-    server = fake()
     port = server.http.server_port
     password = f"pw{port}"
-    url = server.url.replace("//", f"//me:{password}%C3%A9@")
-    client = SearchClient(url, patience=0.5)
+    client = SearchClient(server.url.replace("//", f"//me:{password}%2F@"), patience=0.5)
     assert client.search(["q"], 1) == [hits_for("q", 1)]
-    expected = "Basic " + base64.b64encode(f"me:{password}é".encode()).decode()
+    expected = "Basic " + base64.b64encode(f"me:{password}/".encode()).decode()
     assert set(server.keys) == {expected}
     for answer in (answers(401, "who are you?"), answers(500), answers(200, "{}")):
         server.answer = answer

@@ -4,9 +4,9 @@ Three retrievers; `open_retriever` returns one of the first two:
 
 - for a URL: a client that sends the queries to a server (client.py);
 - for a corpus: BM25 in this process, which needs no model (bm25.py, ranks like Lucene);
-- behind our server (server.py): dense vectors of a sentence encoder (dense.py).
+- behind our server (server.py), also dense vectors of a sentence encoder (dense.py).
 
-Hits with equal scores are ordered by id, as strings, so that the same query returns the same
+Ours order hits with equal scores by id, as strings, so that the same query returns the same
 passages in the same order on every machine.
 """
 
@@ -22,15 +22,15 @@ class Document(TypedDict):
 
 
 class Hit(TypedDict):
-    """One search result, in the wire format of the servers of Search-R1 and verl-agent."""
+    """One search result, as Search-R1's servers send it."""
 
     document: Document
     score: float
 
 
 class Retriever(Protocol):
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """At most k hits for each query, best first."""
+    def search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
+        """At most k hits for each query, best first; None: a server has refused this query."""
 
 
 def open_retriever(source: str | Path) -> Retriever:

@@ -1,138 +1,121 @@
-"""A retriever that queries a server over HTTP, and waits while it is silent or busy.
+"""A retriever that asks a server with Search-R1's protocol, over HTTP.
 
-Two protocols are in use. Both POST to /retrieve; they differ in one key: Search-R1's server takes
-{"queries": [..]}, verl-agent's takes {"query": ".."}, and ours (server.py) takes either. All answer
-{"result": [[{"document": {"id", "contents"}, "score"}, ..] for each query]}. The client detects the
-protocol at the start with a test query. A batch of searches is sent in requests of MAX_QUERIES
-where the server takes lists, and in concurrent requests where it does not.
+POST /retrieve takes {"queries": [..], "topk": k, "return_scores": true} and answers {"result":
+[[{"document": {"id", "contents"}, "score"}, ..] for each query]}. Our server (server.py) does, and
+so do all of Search-R1, whose online search has neither ids nor scores nor topk, and whose documents
+are texts after reranking.
 
-A failure that may pass is retried after 1, 2, 4 .. 30 seconds: no connection, no answer in
-time, HTTP 408, 425, 429 or 5xx. After `patience` seconds, `UserError` ends the run; the same
-command resumes it from its last checkpoint. At the start, the address may be wrong: unless the
-server is silent or busy, as while it loads, it gets START seconds. All else, such as the answer of
-another kind of server, is an error at once.
+What goes wrong:
 
-The loop is not urllib3's `Retry`: that counts attempts, of a second or of two minutes alike, reads
-the body of a 503 for as long as it drips, and repeats no answer that breaks off while it is read.
+- The server is gone or busy (no connection, no answer in time, HTTP 408, 425, 429, 502 to 504): it
+  is asked again for `patience` seconds, and for START at the start, where the address may be wrong.
+  Then `UserError` ends the run; the same command resumes it from its last checkpoint.
+- It answers anything else that is not the hits, such as HTTP 400 or 500: a query of the policy may
+  be to blame, such as an empty one. The queries are asked in halves until it is found, and its hits
+  are None, if the server still answers the test query of the start. Otherwise the server is broken.
 """
 
-import json
 import logging
-import math
 import time
-from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import urlsplit
 
-import urllib3
-from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
+import requests
 
 from paw_min.base.errors import UserError, masked
-from paw_min.base.threads import in_daemon
 from paw_min.retrieval import Hit
 
 # A request has to be answered within `timeout`, even by a server on a CPU. The preset `paper` has
-# up to 1,280 searches at once: if a server cannot answer them in time, no retry helps.
+# up to 1,280 searches at once: if a server cannot answer them in time, no further try helps.
 MAX_QUERIES = 64
-THREADS = 32  # concurrent requests, for servers that take one query each
 START = 20.0  # seconds; our server opens its port before it loads
-FIRST_WAIT = 1.0  # seconds between two attempts, doubled each time ..
+FIRST_WAIT = 1.0  # seconds between two tries, doubled each time ..
 LONGEST_WAIT = 30.0  # .. up to this
-CHUNK = 1 << 20  # bytes of an answer that are read at once
-MAX_BYTES = 1 << 28  # one answer's; 20,000 passages of 100 words are 12 MB
+BUSY = (408, 425, 429, 502, 503, 504)  # HTTP statuses
 log = logging.getLogger(__name__)
 
 
-class Reply(NamedTuple):
-    status: int
-    body: bytes
-    location: str  # where it redirects to, or ""
-
-
-class Address(NamedTuple):
-    url: str
-    headers: dict[str, str]
-
-
-def without_password(url: str) -> Address:
-    """A URL without its name and password, which are in the headers instead."""
-    parts = urllib3.util.parse_url(url)
-    # make_headers encodes in Latin-1, which gives back the bytes in the URL.
-    auth = unquote(parts.auth, "latin-1") if parts.auth else None
-    return Address(parts._replace(auth=None).url, dict(urllib3.make_headers(basic_auth=auth)))
+class BadAnswer(Exception):
+    """An answer that is not the hits of the queries; the text says why."""
 
 
 class SearchClient:
     """The retriever at a URL, with or without the path /retrieve.
 
     url: may contain a name and a password, http://NAME:PASSWORD@HOST; messages show ***@HOST.
-    timeout: seconds for one complete answer, which may be to a batch of queries.
+    timeout: seconds that the server may be silent.
     patience: seconds that a silent or busy server gets to come back.
     """
 
     def __init__(self, url: str, timeout: float = 120.0, patience: float = 600.0):
         try:
-            parts = urllib3.util.parse_url(url.rstrip("/").removesuffix("/retrieve"))
-        except LocationParseError:  # A port above 65535 raises it.
-            parts = urllib3.util.Url()
-        if parts.scheme not in ("http", "https") or not parts.host:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port above 65535, half of an IPv6 address
+            is_address = False
+        if not is_address:
             raise UserError(
                 f"{masked(url)!r} is not the address of a server: give http://HOST:PORT or "
                 "https://HOST:PORT."
             )
-        self.url = masked(f"{parts.url}/retrieve")  # what messages show
+        self._address = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve"
+        self.url = masked(self._address)  # what messages show
         self.timeout = timeout
         self.patience = patience
-        address, headers = without_password(parts.url)
-        headers |= {"Content-Type": "application/json"}
-        self._address = f"{address}/retrieve"
+        self._http = requests.Session()
         # No proxy, not even one that the environment names: it would not find a local server.
-        self._http = urllib3.PoolManager(
-            maxsize=THREADS, headers=headers, retries=False, timeout=timeout
-        )
-        self.protocol = ""  # "queries" or "query", once it is known
-        protocol = "queries"
-        reply = self._ask("queries", ["paw"], 1)
-        if reply.status == 422:  # FastAPI's status for a missing key
-            protocol = "query"
-            reply = self._ask("query", "paw", 1)
-        self._hits(reply, n=1, k=1)
-        self.protocol = protocol
+        self._http.trust_env = False
+        self._has_answered = False
+        self._check()
+        self._has_answered = True
 
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        if self.protocol == "queries":
-            found = []
-            for start in range(0, len(queries), MAX_QUERIES):
-                part = queries[start : start + MAX_QUERIES]
-                found += self._hits(self._ask("queries", part, k), len(part), k)
-            return found
-
-        def search_each(part: list[str]) -> list[list[Hit]]:
-            return [self._hits(self._ask("query", query, k), 1, k)[0] for query in part]
-
-        # Thread n asks queries n, n + threads, n + 2 threads, ...
-        threads = min(THREADS, len(queries))
-        calls = [in_daemon(search_each, queries[n::threads]) for n in range(threads)]
-        found = [[]] * len(queries)
-        for n, call in enumerate(calls):
-            found[n::threads] = call.result()
+    def search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
+        found = []
+        for start in range(0, len(queries), MAX_QUERIES):
+            found += self._search(queries[start : start + MAX_QUERIES], k)
         return found
 
-    def _ask(self, key: str, asked: str | list[str], k: int) -> Reply:
-        """The answer to a search; repeats it for `patience` seconds while a failure may pass."""
-        body = json.dumps({key: asked, "topk": k, "return_scores": True}).encode()
+    def _search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
+        try:
+            return _hits(self._post(queries, k, BUSY), len(queries), k)
+        except BadAnswer as error:
+            if len(queries) > 1:
+                middle = len(queries) // 2
+                return self._search(queries[:middle], k) + self._search(queries[middle:], k)
+            self._check()
+            log.warning("retrieval server %s: %s to the query %.100r, which finds nothing",
+                        self.url, error, queries[0])
+            return [None]
+
+    def _check(self) -> None:
+        """UserError unless the server answers a test query."""
+        try:
+            # Such an answer to a good query may pass, too, as where a GPU is out of memory.
+            _hits(self._post(["paw"], 1, (*BUSY, 500)), n=1, k=1)
+        except BadAnswer as error:
+            raise UserError(
+                f"The answer of {self.url} is not a retrieval server's ({error}): look at its log, "
+                "or give the address of a server with Search-R1's protocol."
+            ) from error
+
+    def _post(self, queries: list[str], k: int, busy: tuple[int, ...]) -> requests.Response:
+        """The answer to a search; asks again while the server is gone, or its status is `busy`."""
+        body = {"queries": queries, "topk": k, "return_scores": True}
         start = time.monotonic()
         wait = FIRST_WAIT
         while True:
             try:
-                reply = self._send(body)
-                if reply.status < 500 and reply.status not in (408, 425, 429):
-                    return reply
-                reason = f"HTTP {reply.status}: {_excerpt(reply)}"
-                loading = reply.status in (429, 503)
-            except HTTPError as error:
-                reason = " ".join(str(error).split())[:200]
-                loading = isinstance(error, ReadTimeoutError)
-            patience = self.patience if self.protocol or loading else START
+                # A redirected POST would become a GET.
+                answer = self._http.post(
+                    self._address, json=body, timeout=self.timeout, allow_redirects=False
+                )
+                if answer.status_code not in busy:
+                    return answer
+                reason = _excerpt(answer)
+                is_loading = answer.status_code in (429, 503)
+            except requests.RequestException as error:
+                reason = masked(" ".join(str(error).split()))[:200]
+                is_loading = isinstance(error, requests.ReadTimeout)
+            patience = self.patience if self._has_answered or is_loading else START
             if time.monotonic() + wait > start + patience:
                 raise UserError(
                     f"The retrieval server {self.url} was not available for {patience:g} s "
@@ -140,60 +123,42 @@ class SearchClient:
                     "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
                     "the same command, which resumes from its last checkpoint."
                 )
-            log.warning("retrieval server %s: %s; next attempt in %g s", self.url, reason, wait)
+            log.warning("retrieval server %s: %s; next try in %g s", self.url, reason, wait)
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _send(self, body: bytes) -> Reply:
-        """The complete answer to one request; HTTPError for one without an end."""
-        deadline = time.monotonic() + self.timeout
-        content = bytearray()
-        with self._http.request(
-            "POST", self._address, body=body, redirect=False, preload_content=False
-        ) as answer:
-            # urllib3's timeout is for each read: without the deadline, an answer of one byte per
-            # second would never end. read1 returns what has arrived, and decompresses nothing.
-            while part := answer.read1(CHUNK, decode_content=False):
-                content += part
-                if len(content) > MAX_BYTES or time.monotonic() > deadline:
-                    raise HTTPError(f"no end of the answer within {self.timeout:g} s")
-        return Reply(answer.status, bytes(content), answer.headers.get("Location", ""))
 
-    def _hits(self, reply: Reply, n: int, k: int) -> list[list[Hit]]:
-        """The hits of n queries: the first k of each, if a server ignores topk."""
-        if reply.status != 200:  # a redirect too: a redirected POST becomes a GET
-            raise UserError(
-                f"The server {self.url} answers HTTP {reply.status} ({_excerpt(reply)}): look at "
-                "its log, or give the address of a retrieval server."
-            )
-        try:
-            found = json.loads(reply.body)["result"]
-            result = [[_hit(entry) for entry in hits[:k]] for hits in found]
-            if len(result) != n:
-                raise ValueError(f"{len(result)} results for {n} queries")
-        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-            raise UserError(
-                f"The answer of {self.url} is not a retrieval server's ({type(error).__name__}: "
-                f"{_excerpt(reply)}): give the address of a server with Search-R1's or "
-                "verl-agent's protocol."
-            ) from error
-        return result
+def _hits(answer: requests.Response, n: int, k: int) -> list[list[Hit]]:
+    """The hits of n queries: the first k of each, if a server ignores topk."""
+    if answer.status_code != 200:
+        raise BadAnswer(_excerpt(answer))
+    try:
+        found = [[_hit(entry) for entry in hits[:k]] for hits in answer.json()["result"]]
+        if len(found) != n:
+            raise ValueError(f"{len(found)} results for {n} queries")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise BadAnswer(f"{type(error).__name__}, {_excerpt(answer)}") from error
+    return found
 
 
 def _hit(entry: dict) -> Hit:
     """An entry of an answer, reduced to the keys of `Hit`; any error if it is malformed."""
     document = entry["document"]
+    if isinstance(document, str):  # Search-R1's reranking server
+        document = {"contents": document}
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError("`contents` is not a text")
     contents.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-    score = float(entry["score"])
-    if not math.isfinite(score):
-        raise ValueError(f"the score {score}")
-    return {"document": {"id": str(document.get("id", "")), "contents": contents}, "score": score}
+    # The score is not used: the order is the server's.
+    return {
+        "document": {"id": str(document.get("id", "")), "contents": contents},
+        "score": entry.get("score", 0.0),
+    }
 
 
-def _excerpt(reply: Reply) -> str:
-    """Where a reply redirects to, or the beginning of its text."""
-    text = masked(reply.location) or " ".join(reply.body[:1000].decode(errors="replace").split())
-    return repr(text if len(text) <= 100 else text[:100] + " ...")
+def _excerpt(answer: requests.Response) -> str:
+    """The status, and where the answer redirects to, or the beginning of its text."""
+    text = masked(answer.headers.get("Location", ""))
+    text = text or " ".join(answer.content[:1000].decode(errors="replace").split())
+    return f"HTTP {answer.status_code}: {text[:100]!r}"

@@ -8,16 +8,14 @@ sentence-transformers computes the vectors, with the pooling that a model's fold
 mean, bge the first token, Qwen3-Embedding the last one, which alone has read the whole text. A
 folder of transformers, which publishes none, gets the mean, and that of a chat model the last one.
 
-Search is exact, by numpy, on vectors that are computed at the start. For a large corpus, a ready
-FAISS index, as published for wiki-18, takes their place, after a check that passages of the corpus
-find themselves: of another order or encoder, it would answer with wrong passages in silence.
+FAISS searches: an exact index of vectors that are computed at the start, or a ready index, as
+published for wiki-18, after a check that passages of the corpus find themselves: of another order
+or encoder, it would answer with wrong passages in silence.
 
 Memory: 4 bytes per dimension and passage. 100,000 passages of E5 (768 dimensions) take 0.3 GB, the
 21 million of wiki-18 64.6 GB (computed from the sizes of the published files, not measured).
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +31,8 @@ from paw_min.retrieval.corpus import Corpus
 DIGITS = 5  # digits of a score; equal texts may differ by 1e-7, depending on their batch
 SAMPLE = 16  # passages that must find themselves in a ready index
 BATCH = 64  # texts per forward pass
-BLOCK = 64  # queries per matrix product: 26 MB of scores for 100,000 passages
+PART = 1024  # passages that are encoded at once, to save memory
+PACKAGES = 'pip install "sentence-transformers>=6,<7" faiss-cpu'
 
 
 class Encoder:
@@ -55,9 +54,7 @@ class Encoder:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
-            raise ValueError(
-                'A sentence encoder needs a package: `pip install "sentence-transformers>=6,<7"`.'
-            ) from error
+            raise ValueError(f"A sentence encoder needs a package: `{PACKAGES}`.") from error
         try:
             look_on_hub(name)
             on_gpu = torch.device(device).type == "cuda"
@@ -76,7 +73,6 @@ class Encoder:
                 f"The encoder {name!r} cannot be loaded ({reason_of(error)}): give the "
                 "folder or hub name of a sentence encoder, and a device of this machine."
             )) from error
-        self.width = self.model.get_embedding_dimension()  # D
 
     def _check_weights(self) -> None:
         """transformers fills missing weights with random numbers. The pooler is not used."""
@@ -89,17 +85,9 @@ class Encoder:
         """(N, D) float32, rows of length 1."""
         return self._encode(self.query_prefix, texts)
 
-    def passages(self, texts: Iterable[str], n: int) -> np.ndarray:
-        """(n, D) float32, rows of length 1. The n texts are read in parts, to save memory."""
-        vectors = np.empty((n, self.width), np.float32)
-        texts = iter(texts)
-        row = 0
-        with tqdm(total=n, desc="encoding passages", unit="passage", disable=None) as bar:
-            while part := list(islice(texts, 16 * BATCH)):
-                vectors[row : row + len(part)] = self._encode(self.passage_prefix, part)
-                row += len(part)
-                bar.update(len(part))
-        return vectors
+    def passages(self, texts: list[str]) -> np.ndarray:
+        """(N, D) float32, rows of length 1."""
+        return self._encode(self.passage_prefix, texts)
 
     def _encode(self, prefix: str, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""
@@ -119,82 +107,60 @@ class Dense:
     def __init__(self, corpus: Corpus, encoder: str, index: str = "", **settings):
         self.corpus = corpus
         self.encoder = Encoder(encoder, **settings)
-        self._index = None
+        try:
+            import faiss
+        except ImportError as error:
+            raise ValueError(f"Dense retrieval needs a package: `{PACKAGES}`.") from error
         if index:
-            self._index = _read_index(Path(index), len(corpus), self.encoder)
-            self._check_index(index)
-        else:
-            texts = (corpus[row]["contents"] for row in range(len(corpus)))
-            self._vectors = self.encoder.passages(texts, len(corpus))  # (N, D)
+            self._index = self._read(index)
+            return
+        self._index = faiss.IndexFlatIP(self.encoder.model.get_embedding_dimension())
+        starts = range(0, len(corpus), PART)
+        for start in tqdm(starts, "encoding passages", unit_scale=PART, disable=None):
+            self._index.add(self._vectors(range(start, min(start + PART, len(corpus)))))
 
-    def _check_index(self, path: str) -> None:
-        """ValueError unless passages of the corpus find themselves; prints what limits a search."""
-        n = min(SAMPLE, len(self.corpus))
-        texts = [self.corpus[i * len(self.corpus) // n]["contents"] for i in range(n)]
-        vectors = self.encoder.passages(texts, n)  # (n, D)
-        hits = 0
-        for text, (rows, _) in zip(texts, self._nearest(vectors, 2)):
-            # Compare texts: a passage may be there twice, and an index may have ids of its own.
-            near = [self.corpus[int(row)]["contents"] for row in rows if row < len(self.corpus)]
-            hits += text in near
-        # An approximate index may miss some of them. Another encoder or order finds about none.
-        if 2 * hits < n:
-            raise ValueError(
-                f"The index {path} is not of this corpus and encoder: of {n} passages, {hits} find "
-                "themselves. Give one that this encoder made from this corpus, in its order."
-            )
-        print(f"index: {hits} of {n} passages find themselves", flush=True)
+    def _vectors(self, rows: range) -> np.ndarray:
+        """(len(rows), D): of passages of the corpus."""
+        return self.encoder.passages([self.corpus[row]["contents"] for row in rows])
+
+    def _read(self, path: str):
+        """A FAISS file in memory; ValueError unless passages of the corpus find themselves."""
         import faiss
 
-        # A passage finds itself even where a search reads one list of many.
-        ivf = faiss.try_extract_index_ivf(self._index)
-        if ivf and ivf.nprobe < ivf.nlist:
-            print(f"index: a search reads nprobe = {ivf.nprobe} of {ivf.nlist} lists, and misses "
-                  "passages in the others: raise nprobe if it is far too low", flush=True)
+        with damaged(f"The index {path}", "check that it is complete, its parts joined with `cat`"):
+            print(f"reading {path}: {Path(path).stat().st_size / 1e9:.1f} GB, kept in memory",
+                  flush=True)
+            index = faiss.read_index(path)
+        rows = range(0, len(self.corpus), -(-len(self.corpus) // SAMPLE))
+        vectors = self._vectors(rows)  # (n, D)
+        hits = 0
+        fits = (index.ntotal, index.d) == (len(self.corpus), vectors.shape[1])
+        if fits and index.metric_type == faiss.METRIC_INNER_PRODUCT:
+            for row, (_, near) in zip(rows, zip(*index.search(vectors, min(2, index.ntotal)))):
+                # Compare texts: a passage may be there twice, and an index may have own ids.
+                texts = [self.corpus[int(n)]["contents"] for n in near if n < len(self.corpus)]
+                hits += self.corpus[row]["contents"] in texts
+        # An approximate index may miss some of them. Another encoder or order finds about none.
+        if 2 * hits < len(rows):
+            raise ValueError(
+                f"The index {path} is not of this corpus and encoder: it has {index.ntotal:,} "
+                f"vectors of {index.d} numbers, the corpus {len(self.corpus):,} passages, and "
+                f"{hits} of {len(rows)} find themselves. Give one for the inner product that this "
+                "encoder made from this corpus, in its order."
+            )
+        return index
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        vectors = self.encoder.queries(queries)  # (Q, D)
-        k = min(k, len(self.corpus))
+        if not queries:
+            return []
+        # Further ones may equal the k-th after rounding: the ids decide among them.
+        depth = min(2 * k, len(self.corpus))
         found = []
-        for start in range(0, len(queries), BLOCK):
-            for rows, scores in self._nearest(vectors[start : start + BLOCK], k):
-                hits = []
-                for row, score in zip(rows, np.round(scores, DIGITS), strict=True):
+        for scores, rows in zip(*self._index.search(self.encoder.queries(queries), depth)):
+            hits = []
+            for row, score in zip(rows, np.round(scores.astype(float), DIGITS)):
+                if row >= 0:  # -1: an approximate index found fewer
                     hits.append({"document": self.corpus[int(row)], "score": float(score)})
-                # Best score first, equal scores by id.
-                hits.sort(key=lambda hit: (-hit["score"], hit["document"]["id"]))
-                found.append(hits[:k])
+            hits.sort(key=lambda hit: (-hit["score"], hit["document"]["id"]))
+            found.append(hits[:k])
         return found
-
-    def _nearest(self, vectors: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(rows, scores) for each query: its k best passages and possibly more, unsorted."""
-        if self._index is not None:
-            scores, rows = self._index.search(vectors, min(2 * k, len(self.corpus)))  # (Q, 2k)
-            for row, score in zip(rows, scores):
-                yield row[row >= 0], score[row >= 0]  # -1: an approximate index found fewer
-            return
-        for scores in vectors @ self._vectors.T:  # (N,)
-            lowest = np.partition(scores, -k)[-k]
-            # Include all that may equal the k-th after rounding: the ids decide among them.
-            rows = np.flatnonzero(scores >= lowest - 2 * 10.0**-DIGITS)
-            yield rows, scores[rows]
-
-
-def _read_index(path: Path, n: int, encoder: Encoder):
-    """Read a FAISS index file into memory, and check that it fits."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise ValueError("A ready index needs FAISS: `pip install faiss-cpu`.") from error
-    print(f"reading {path}: {path.stat().st_size / 1e9:.1f} GB, kept in memory", flush=True)
-    with damaged(f"The index {path}", "check that it is complete, its parts joined with `cat`"):
-        index = faiss.read_index(str(path))
-    if (index.ntotal, index.d) != (n, encoder.width):
-        raise ValueError(
-            f"The index {path} holds {index.ntotal:,} vectors of {index.d} numbers, but the corpus "
-            f"has {n:,} passages and the encoder's vectors have {encoder.width}: give an index "
-            "that was built from both."
-        )
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise ValueError(f"The index {path} does not rank by inner product: give one that does.")
-    return index

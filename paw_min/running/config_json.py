@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paw_min.base.errors import masked
-from paw_min.base.files import reading
+from paw_min.base.files import is_url, reading
 from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.running.checked_json import parse_as
@@ -44,6 +44,8 @@ def differences(stored: Config, cfg: Config) -> list[str]:
     free = {*FREE_TO_CHANGE}
     if not (old["paw"] or cfg.paw):
         free |= names_of(PAW)
+    # A server that has moved.
+    free |= {key for key in ("data", "retriever") if is_url(old[key]) and is_url(public(cfg)[key])}
     # Where longer prompts are cut, the limit changes what is trained on. Another method may have
     # prompts of its own, and cut them.
     if BENCHMARKS[cfg.env].cut_prompts or cfg.method != Config.method:

@@ -65,7 +65,7 @@ def predicted_state(response: str) -> str | None:
 def distances(encoder: Encoder, predictions: list[str | None], truths: list[str]) -> list[float]:
     """d = 1 - cos(E(p), E(s)) of each pair (2.2); inf without a prediction."""
     texts = sorted({*truths, *(text for text in predictions if text is not None)})
-    vectors = dict(zip(texts, encoder.passages(texts, len(texts))))  # The vectors have length 1.
+    vectors = dict(zip(texts, encoder.passages(texts)))  # The vectors have length 1.
     found = []
     for prediction, truth in zip(predictions, truths, strict=True):
         d = math.inf

@@ -16,7 +16,8 @@ Deviations:
 
 - verl-agent calls the retriever once per environment; here all waiting searches are one call.
 - verl-agent turns a retriever error into an observation ("Search error: ..."), which the world
-  model would learn. Here the error stops the run, and the same command resumes it from its last
+  model would learn. Here a query that the server refuses uses up its turn, like a response without
+  a command. A server that is gone stops the run, and the same command resumes it from its last
   checkpoint.
 """
 
@@ -178,7 +179,7 @@ class SearchPool:
         for slot in served:
             command = self._open.pop(slot)
             observation = ""
-            if slot in hits:
+            if hits.get(slot) is not None:
                 observation = information(hits[slot])
             self._answers.append(Answer(slot, self._advance(slot, command, observation)))
 
@@ -194,8 +195,8 @@ class SearchPool:
         last_turn = self._episodes[slot].turns + 1 >= self._max_turns
         return last_turn or ("<answer>" in command and "</answer>" in command)
 
-    def _search(self, queries: dict[int, str]) -> dict[int, list[Hit]]:
-        """{slot: query} -> {slot: hits}, in one call."""
+    def _search(self, queries: dict[int, str]) -> dict[int, list[Hit] | None]:
+        """{slot: query} -> {slot: hits}, in one call; None: the server refuses this query."""
         if not queries:
             return {}
         # A group asks the same question, often in the same words.
@@ -206,7 +207,7 @@ class SearchPool:
 
     def _search_in_thread(
         self, queries: dict[int, str], timeout: float | None
-    ) -> dict[int, list[Hit]]:
+    ) -> dict[int, list[Hit] | None]:
         """The hits of the call in progress, or of a new one; {} if it takes over `timeout` s."""
         if self._call is None:
             if not queries:
