@@ -145,10 +145,13 @@ def t_interval(values: Sequence[float]) -> Interval:
 
 
 @cache
-def t_quantile(df: int) -> float:
-    """97.5 % of Student's t with df degrees of freedom: the density, summed from 0 up to 47.5 %."""
+def t_quantile(df: int, share: float = 0.975) -> float:
+    """Where Student's t with df degrees of freedom is below with this probability, over a half.
+
+    The density, summed from 0 up.
+    """
     x = np.linspace(0, 13, 2_000_001)  # 12.7 with one degree of freedom, and less with more
     density = (1 + x**2 / df) ** (-(df + 1) / 2)
     density *= math.gamma((df + 1) / 2) / (math.gamma(df / 2) * math.sqrt(math.pi * df))
     below = np.cumsum(density[:-1] + density[1:]) * x[1] / 2  # up to x[1], x[2], ...
-    return float(x[1 + np.searchsorted(below, 0.475)])
+    return float(x[1 + np.searchsorted(below, share - 0.5)])

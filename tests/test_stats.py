@@ -54,6 +54,7 @@ def test_quantiles_of_student():
     """Of printed tables."""
     for df, quantile in ((1, 12.7062), (7, 2.3646), (15, 2.1314), (30, 2.0423), (120, 1.9799)):
         assert stats.t_quantile(df) == pytest.approx(quantile, abs=1e-4)
+    assert stats.t_quantile(7, 0.8) == pytest.approx(0.8960, abs=1e-4)
 
 
 @pytest.mark.slow

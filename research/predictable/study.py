@@ -10,11 +10,13 @@ seeds may run at the same time.
 import argparse
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,10 +37,12 @@ from paw_min.base.errors import user_errors
 from research import study
 from research.board.__main__ import WORLDS as BOARD
 from research.board.__main__ import Plain
+from research.locks.worlds import measure_in
 from research.objective.mask import Fog
 from research.objective.study import probable
-from research.one_file_runs import KEY, Cell, measured, shared_warm_start
+from research.one_file_runs import KEY, Cell, in_world, measured, shared_warm_start
 from research.predictable import unseen
+from research.stats import signed, t_quantile
 
 FOLDER = Path(__file__).parent
 RUNS = FOLDER / "runs.jsonl"
@@ -224,8 +228,153 @@ def jobs(seeds: list[int]) -> list[tuple[str, str, int]]:
     ]
 
 
+# ---- tables ----
+
+CANDIDATES = ("predictable", "prediction", "probable 0.01")
+BASES = ("paw", "echo", "probable 0.03")
+MADE_IN = tuple(world for world in WORLDS if world != "unseen")
+DRAWS = 10_000
+
+
+def common_seeds(runs: dict[tuple[str, str, int], dict], worlds: Iterable[str]) -> list[int]:
+    """The seeds that all arms of these worlds have."""
+    cells = [(world, arm) for world in worlds for arm in SETTINGS[world].arms]
+    return [seed for seed in SEEDS if all((*cell, seed) in runs for cell in cells)]
+
+
+def success(runs: dict[tuple[str, str, int], dict], seeds: list[int]) -> np.ndarray:
+    """The measure of each run, in percent: (worlds, arms, seeds)."""
+    return np.array([
+        [[measure_in(world)(runs[world, arm, seed]) for seed in seeds] for arm in ARMS]
+        for world in WORLDS
+    ])
+
+
+def shortfalls(success: np.ndarray) -> np.ndarray:
+    """How far each arm's mean is below that of the best loss: (..., seeds) -> (worlds, arms)."""
+    means = success.mean(-1)  # (worlds, arms)
+    best = means[:, : len(LOSSES)].max(1, keepdims=True)  # placebos are no losses to choose
+    return best - means
+
+
+def regrets(success: np.ndarray) -> np.ndarray:
+    """The largest shortfall of each arm over the worlds: (worlds, arms, seeds) -> (arms,)."""
+    return shortfalls(success).max(0)
+
+
+def drawn_regrets(success: np.ndarray) -> np.ndarray:
+    """Regrets of seeds drawn with replacement, the same in all worlds: (DRAWS, arms)."""
+    rng = np.random.default_rng(0)
+    n = success.shape[-1]
+    return np.array([regrets(success[..., rng.integers(n, size=n)]) for _ in range(DRAWS)])
+
+
+def with_range(value: float, drawn: np.ndarray) -> str:
+    """A number and its 95 % interval by bootstrap."""
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def regret_table(runs: dict[tuple[str, str, int], dict]) -> str:
+    """Each arm's mean in each world, and its regret over all worlds and without the unseen one."""
+    found = success(runs, common_seeds(runs, WORLDS))
+    seen = found[[WORLDS.index(world) for world in MADE_IN]]
+    columns = [(regrets(part), drawn_regrets(part)) for part in (found, seen)]
+    worst = shortfalls(found).argmax(0)  # (arms,)
+    lines = []
+    for a, arm in enumerate(ARMS):
+        cells = [f"{mean:.1f}" for mean in found[:, a].mean(-1)]
+        cells += [with_range(regret[a], drawn[:, a]) for regret, drawn in columns]
+        lines.append([arm, *cells, WORLDS[worst[a]]])
+    header = ["loss", *WORLDS, "regret", "without unseen", "worst in"]
+    return study.markdown_table(header, lines)
+
+
+def regret_differences(runs: dict[tuple[str, str, int], dict]) -> str:
+    """Regret of each candidate minus that of each base, with and without the unseen world."""
+    found = success(runs, common_seeds(runs, WORLDS))
+    names = list(ARMS)
+    lines = []
+    for a in CANDIDATES:
+        for b in BASES:
+            line = [f"{a} - {b}"]
+            for worlds in (WORLDS, MADE_IN):
+                part = found[[WORLDS.index(world) for world in worlds]]
+                value, drawn = regrets(part), drawn_regrets(part)
+                i, j = names.index(a), names.index(b)
+                interval = np.percentile(drawn[:, i] - drawn[:, j], [2.5, 97.5])
+                line.append(signed(value[i] - value[j], tuple(interval)))
+            lines.append(line)
+    return study.markdown_table(["regret", "all worlds", "without unseen"], lines)
+
+
+def detectable(gains: list[float]) -> float:
+    """The difference that a paired t test finds with a probability of 80 %."""
+    n = len(gains)
+    return (t_quantile(n - 1) + t_quantile(n - 1, 0.8)) * np.std(gains, ddof=1) / n**0.5
+
+
+def criterion_table(runs: dict[tuple[str, str, int], dict]) -> str:
+    """Each candidate minus the better of PaW and ECHO, and what this test would find."""
+    lines = []
+    for world in WORLDS:
+        ours = study.complete(in_world(world, runs), common_seeds(runs, WORLDS))
+        measure = measure_in(world)
+        better = max(("paw", "echo"), key=lambda arm: mean(study.values_of(ours, arm, measure)))
+        line = [world, better]
+        for arm in CANDIDATES:
+            least = detectable(study.gains(ours, arm, better, measure))
+            line.append(f"{study.difference(ours, arm, better, measure)} ({least:.1f})")
+        lines.append(line)
+    return study.markdown_table(["world", "better base", *CANDIDATES], lines)
+
+
+PAIRS = (
+    ("predictable", "grpo"), ("predictable", "paw"), ("predictable", "echo"),
+    ("predictable", "probable 0.03"), ("predictable", "prediction"), ("echo", "paw"),
+    *((name.removesuffix(PLACEBO), name) for name in PLACEBOS),
+    *((name, "grpo") for name in PLACEBOS),
+)
+
+
+def differences(runs: dict[tuple[str, str, int], dict]) -> str:
+    """Paired differences in each world."""
+    seeds = common_seeds(runs, WORLDS)
+    lines = []
+    for a, b in PAIRS:
+        cells = [
+            study.difference(study.complete(in_world(world, runs), seeds), a, b, measure_in(world))
+            for world in WORLDS
+        ]
+        lines.append([f"{a} - {b}", *cells])
+    return study.markdown_table(["difference", *WORLDS], lines)
+
+
+FACTS = (
+    ("paw", "grpo"), ("echo", "grpo"), ("echo", "paw"), ("echo", "echo" + PLACEBO),
+    ("echo" + PLACEBO, "grpo"),
+)
+
+
+def facts(runs: dict[tuple[str, str, int], dict]) -> str:
+    """What an observation says -> means and differences of the mean of the curve."""
+    seeds = common_seeds(runs, SAYS)
+    lines = []
+    for world in SAYS:
+        ours = study.complete(in_world(world, runs), seeds)
+        levels = [study.level(ours, arm, study.area) for arm in SETTINGS[world].arms]
+        gains = [study.difference(ours, a, b, study.area) for a, b in FACTS]
+        lines.append([world, *levels, *gains])
+    header = ["", *SETTINGS[next(iter(SAYS))].arms, *(f"{a} - {b}" for a, b in FACTS)]
+    return study.markdown_table(header, lines)
+
+
 def table() -> None:
-    print(len(study.read_runs(RUNS, KEY)), "runs")
+    runs = study.read_runs(RUNS, KEY)
+    print(f"{len(common_seeds(runs, WORLDS))} seeds in all small worlds, "
+          f"{len(common_seeds(runs, SAYS))} with facts and labels\n")
+    made = (regret_table, regret_differences, criterion_table, differences, facts)
+    print("\n\n".join(make(runs) for make in made))
 
 
 if __name__ == "__main__":
