@@ -27,7 +27,6 @@ from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.benchmarks import NAMES
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.probe import check_panel, check_sync
 from paw_min.ppo import with_critic
@@ -38,7 +37,7 @@ from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
-from paw_min.running.tasks import draw_groups, unknown_words
+from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
 # method(cfg, session, rows, k) -> metrics. update.prepare has completed the rows; k is the number
@@ -119,7 +118,7 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
     # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
     began = time.perf_counter()
     played = collect(cfg, s, k)
-    warn(cfg, s, k, played)
+    warn(k, played)
     # An episode whose environment broke is neither trained on nor counted in its group.
     episodes = [e for e in played.episodes if not e.failed]
     if not episodes:
@@ -173,7 +172,7 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
         )
 
 
-def warn(cfg: Config, s: Session, k: int, played: Rollout) -> None:
+def warn(k: int, played: Rollout) -> None:
     """Say what the data of rollout k lack."""
     # A broken environment costs its episode, not the run; say so, since it changes the data.
     for episode in played.episodes:
@@ -182,12 +181,6 @@ def warn(cfg: Config, s: Session, k: int, played: Rollout) -> None:
     if played.metrics["obs_tokens_cut"] and k == 1:
         console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
                     "see obs_tokens_cut")
-    # The stand-in models of the benchmarks lack rare words on purpose: no remedy is needed there.
-    if k == s.done + 1 and cfg.env not in NAMES:
-        if words := unknown_words(cfg, s.policy, played.episodes):
-            console.say(f"the model reads words of the environment as <unk>: "
-                        f"{', '.join(words):.100}. If the environment has changed, delete "
-                        f"{cfg.model}, so that it is made again, and use another --name.")
 
 
 def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:

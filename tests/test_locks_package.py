@@ -1,9 +1,7 @@
 """The world of locks as an environment of the package: it is that of one_file, and it trains."""
 
 import inspect
-import random
 import time
-from dataclasses import replace
 from itertools import product
 from unittest.mock import Mock
 
@@ -15,7 +13,6 @@ from paw_min import losses, train
 from paw_min.base.errors import UserError
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.rows import TokenRow, flatten
 from paw_min.running import runs
@@ -115,71 +112,6 @@ class Renamed(locks.Locks):
 
     def _step(self, observation, **outcome):
         return super()._step(observation.replace("bone", "zorro"), **outcome)
-
-
-def reworded(context, history_length):
-    return locks.prompt(context, history_length).replace("with", "using")
-
-
-class Moody(locks.Locks):
-    """Each answer has a random word."""
-
-    def _step(self, observation, **outcome):
-        return super()._step(f"{observation} {random.choice(TOOLS)}", **outcome)
-
-
-def test_a_world_of_random_answers_resumes(tmp_path, monkeypatch):
-    """They are compared with nothing."""
-    monkeypatch.setitem(BENCHMARKS, "locks", replace(BENCHMARKS["locks"], load=locks.load))
-    monkeypatch.setattr(locks, "Locks", Moody)
-    locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
-    settings = locks.PRESETS["tiny"] | dict(
-        env="locks", out=str(tmp_path), name="r", model=str(tmp_path / "start"), groups=2,
-        group_size=2, eval_tasks=2, max_obs_tokens=3,
-    )
-    for updates in (1, 2):
-        train.train(Config(**settings | dict(updates=updates)))
-    assert [line["update"] for line in runs.read_metrics(tmp_path / "r")] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("changed", ["words", "facts", "prompts", "reward"])
-def test_a_changed_world_is_noticed(changed, tmp_path, monkeypatch, capsys):
-    """In a run that is resumed, each; in a new one with the old start model, words."""
-    locks.warm_start(tmp_path / "start", size=Size(warm_steps=30))  # some responses are tools
-    settings = dict(
-        env="locks", out=str(tmp_path), model=str(tmp_path / "start"), seed=7, updates=1, groups=8,
-        group_size=8, eval_tasks=4,
-    )
-
-    def start(**others):
-        train.train(Config(**locks.PRESETS["tiny"] | settings | others))
-
-    start(name="r")
-    assert "<unk>" not in capsys.readouterr().out
-    # Another test may have put another copy of the module there.
-    ours = replace(BENCHMARKS["locks"], load=locks.load)
-    monkeypatch.setitem(BENCHMARKS, "locks", ours)
-    if changed == "words":
-        monkeypatch.setattr(locks, "Locks", Renamed)
-    elif changed == "prompts":
-        other = replace(ours, prompts=dict.fromkeys(ours.prompts, reworded))
-        monkeypatch.setitem(BENCHMARKS, "locks", other)
-    elif changed == "reward":
-        monkeypatch.setitem(BENCHMARKS, "locks", replace(ours, r_max=5.0))
-    else:
-        monkeypatch.setattr(locks, "make_world", lambda seed: make_world(seed + 1))
-    before = (tmp_path / "r" / "metrics.jsonl").read_bytes()
-    sentence = f"^{tmp_path}/r was trained where the environment said '.*', and now it says '.*'"
-    with pytest.raises(UserError, match=f"{sentence}: choose another --name, or restore"):
-        start(name="r", updates=2)
-    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == before
-    capsys.readouterr()
-    start(name="s")
-    said = capsys.readouterr().out
-    if new := dict(words="zorro", prompts="using").get(changed):
-        assert f"the model reads words of the environment as <unk>: {new}. If the env" in said
-    else:
-        assert "<unk>" not in said
 
 
 def test_the_preset_has_the_settings_of_one_file():

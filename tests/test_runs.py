@@ -39,7 +39,7 @@ def restore(run: runs.Run, policy, optimizer) -> int:
     checkpoint = run.checkpoint()
     done = runs.updates_done(checkpoint) if checkpoint else 0
     run.load(policy, optimizer)
-    run.begin(done, [])
+    run.begin(done)
     return done
 
 

@@ -1,4 +1,4 @@
-"""Drawing the tasks of updates and panels, and words that a model does not have."""
+"""Drawing the tasks of updates and panels."""
 
 import random
 from collections import Counter
@@ -10,10 +10,9 @@ import pytest
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Benchmark, Tasks
-from paw_min.rows import Episode, Transition
+from paw_min.envs.interface import Tasks
 from paw_min.running.session import find_tasks
-from paw_min.running.tasks import draw_groups, panel, unknown_words
+from paw_min.running.tasks import draw_groups, panel
 
 KINDS = ("clean", "cool", "heat", "look", "pick", "pick_two")
 
@@ -57,27 +56,3 @@ def test_a_held_out_split_without_tasks_is_one_sentence(monkeypatch):
     ))
     with pytest.raises(UserError, match="^the held-out split has no tasks: choose another"):
         find_tasks(Config(env="own", data="d", groups=1))
-
-
-def test_unknown_words_are_those_that_the_environment_says_first(monkeypatch):
-    def prompt(context, history_length):
-        return f"{context.task} {context.observation}"
-
-    toy = Benchmark(load=None, prompts={"compact": prompt}, parse=None)
-    monkeypatch.setitem(BENCHMARKS, "toy", toy)
-    known = "open box hall lamp".split()
-    policy = SimpleNamespace(
-        unknown_words=lambda text: [word for word in text.split() if word not in known]
-    )
-    episode = Episode("task", 0, 0, instruction="open crate")
-    for response, valid, seen in (
-        ("take Zorro", True, "zorro taken lamp %"),  # The agent said zorro before.
-        ("bad", False, "nonsense lamp"),
-        ("go", True, "zorro gone"),
-    ):
-        episode.transitions.append(Transition(
-            [1], [2], [3], [0.0], 0.0, valid, "hall", 0, 0,
-            response=response, next_observation=seen,
-        ))
-    cfg = Config(env="toy", prompt="compact")
-    assert unknown_words(cfg, policy, [episode]) == ["crate", "taken", "gone"]

@@ -26,7 +26,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from tokenizers import models
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -174,15 +173,6 @@ class Policy(torch.nn.Module):
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of what the chat template has written, control tokens included."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def unknown_words(self, text: str) -> list[str]:
-        """The words that become <unk>, with a word-level tokenizer. Others spell any word."""
-        if not isinstance(self.tokenizer.backend_tokenizer.model, models.WordLevel):
-            return []
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
-        unknown = self.tokenizer.unk_token_id
-        return [text[start:end] for token, (start, end) in spans if token == unknown]
 
     def decode(self, ids: list[int]) -> str:
         """The text of a response, without control tokens."""

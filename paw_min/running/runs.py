@@ -1,7 +1,6 @@
 """The folder of a run: settings, metrics, checkpoints. Rerunning the same command resumes it.
 
     runs/<name>/config.json           every setting
-                world.json            what the environment said in a few tasks, before training
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
                 episodes.md           a few episodes of the latest evaluation as text
                 evaluation.json       all its outcomes, per task
@@ -21,7 +20,6 @@ of ranks can resume from them.
 
 import json
 import os
-from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -116,41 +114,23 @@ class Run:
                 policy, optimizer, state["optimizer"], options=options
             )
 
-    def begin(self, done: int, said: list[str]) -> None:
+    def begin(self, done: int) -> None:
         """Make the folder agree with the checkpoint, then write the settings and open the tracker.
 
         Called when everything else is loaded: a start that fails, as with wrong data, leaves the
-        folder unchanged. said: by the environment (tasks.sayings).
+        folder unchanged.
         """
         if distributed.rank() > 0:
             return
         lines = read_metrics(self.folder)
         if self.before:
-            self.check_world(said)
             self.check_metrics(lines, done)
         self.remove_all_but(self.checkpoint())
         kept = [line for line in lines if line["update"] <= done]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.write_settings()
-        if said and not self.before:
-            self.write("world.json", json.dumps(said, indent=1) + "\n")
         if self.cfg.track != "none":
             self.tracker = track.Tracker(self.cfg, self.folder, kept)
-
-    def check_world(self, said: list[str]) -> None:
-        """UserError if the environment has changed since the start of the run."""
-        path = self.folder / "world.json"
-        if not (said and path.exists()):
-            return
-        with reading(path):
-            before = json.loads(path.read_text())
-        for old, new in zip_longest(before, said, fillvalue=""):
-            if old != new:
-                start = max(0, len(os.path.commonprefix([old, new])) - 20)
-                part = slice(start, start + 80)
-                raise UserError(f"{self.folder} was trained where the environment said "
-                                f"{old[part]!r}, and now it says {new[part]!r}: choose another "
-                                "--name, or restore the environment and its data.")
 
     def check_metrics(self, lines: list[dict], done: int) -> None:
         """UserError if a checkpoint is lost; say so if lines are."""

@@ -46,7 +46,7 @@ from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.ppo import LR_FACTOR, load_critic
 from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
-from paw_min.running.tasks import draw_groups, panel, sayings
+from paw_min.running.tasks import draw_groups, panel
 
 PANEL_SLOTS = 128  # most slots of the pool that serve the panel
 WEIGHT_DECAY = 0.01  # AdamW's; verl-agent
@@ -115,7 +115,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         with closing(run), together, closing(pool):
             if not eval_only:
                 run.load(policy, optimizer)
-                run.begin(done, sayings(cfg, pool, tasks) if distributed.rank() == 0 else [])
+                run.begin(done)
             yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 
