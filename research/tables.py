@@ -84,6 +84,25 @@ def board(*entries: str) -> str:
     return the_board.table(the_board.read_results(), entries)
 
 
+# Each step of LEARN.md: its title, the flags of one_file.py that train it, its entry on the board.
+LADDER = (
+    ("GRPO", "--arms grpo", "grpo"),
+    ("+ cross entropy on o'", "--arms paw --loss ce --alpha 1 --lambda-g constant", "ce_all"),
+    ("+ the selection", "--arms paw --loss ce --lambda-g constant", "ce_selected"),
+    ("+ the clipped MAE", "--arms paw --lambda-g constant", "constant"),
+    ("+ λ_g: PaW", "--arms paw", "paw"),
+)
+
+
+def ladder() -> str:
+    results = the_board.read_results()
+    lines = []
+    for title, flags, entry in LADDER:
+        means = [f"{np.mean(results[entry][world]):.1f}" for world in the_board.WORLDS]
+        lines.append([title, f"`{flags}`", *means])
+    return markdown_table(["step", "flags", *the_board.WORLDS], lines)
+
+
 # ---- the front page ----
 
 # In research/closed.md; at its commit, study/study.json has the means.

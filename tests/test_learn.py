@@ -1,6 +1,5 @@
-"""The ladder, the exercises, the notebook and the board are those of one_file.py."""
+"""LEARN.md, the notebook and the board are those of one_file.py."""
 
-import base64
 import errno
 import json
 import re
@@ -8,20 +7,21 @@ import runpy
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from examples import notebook, one_file, three_worlds
+from examples import one_file, three_worlds
 from paw_min.base.errors import UserError
+from research import tables
 from research.board import __main__ as board
-from tests.helpers import ROOT, one_sentence, python
+from tests.helpers import ROOT, one_sentence
 
 SOURCE = Path(one_file.__file__).read_text()
-LADDER = (ROOT / "examples/LADDER.md").read_text()
-EXERCISES = (ROOT / "examples/EXERCISES.md").read_text()
+PAGE = (ROOT / "LEARN.md").read_text()
 SHORT = one_file.Size(warm_steps=2, warm_rows=8, updates=3, evaluate_every=1)
 
 
@@ -47,31 +47,16 @@ def numbers(run, arm) -> list[float]:
     return [value for point in points for value in (point.success, point.material)]
 
 
-def test_a_rung_is_one_file_with_the_flags_below_its_diff(tmp_path, monkeypatch):
-    commands = re.findall(r"^    (python examples/one_file.py.*)$", LADDER, flags=re.M)
-    diffs = re.findall(r"```diff\n(.*?)```", LADDER, flags=re.S)
-    assert (len(commands), len(diffs)) == (5, 4)
-    file = tmp_path / "examples" / "one_file.py"
-    file.parent.mkdir()
-    file.write_text(SOURCE)
-    found = []
-    for command in commands[::-1]:
-        arm = arms_of(command, monkeypatch)[0]
-        rung = SimpleNamespace(**runpy.run_path(str(file)))
-        expected = numbers(one_file.run, arm)
-        # GRPO without observations in its rows rounds otherwise.
-        assert numbers(rung.run, rung.Arm()) == pytest.approx(expected, rel=1e-6 if diffs else 1e-3)
-        found.append(tuple(expected))
-        if diffs:
-            subprocess.run(
-                ["git", "apply", "-R", "-"], input=diffs.pop(), cwd=tmp_path, text=True, check=True
-            )
-    assert len(set(found)) == 5
-    assert "wm" not in re.findall(r"\w+", file.read_text().split("def learn")[1])
+def test_a_step_of_the_ladder_is_that_of_the_board(monkeypatch):
+    """The flags beside its name train what its numbers are of."""
+    for _, flags, entry in tables.LADDER:
+        arm, functions = board.load(board.FOLDER / f"{entry}.py")
+        found = arms_of(f"python examples/one_file.py {flags} --seeds 0", monkeypatch)
+        assert found == [arm] and not functions
 
 
 def test_the_commands_of_the_exercises_are_accepted(monkeypatch):
-    commands = re.findall(r"^    python (.*)$", EXERCISES, flags=re.M)
+    commands = re.findall(r"^    python (.*)$", PAGE, flags=re.M)
     for command in commands:
         if command.startswith("examples/one_file.py"):
             assert arms_of(f"python {command}", monkeypatch)
@@ -90,7 +75,7 @@ def test_the_changes_of_the_exercises(tmp_path):
     assert len(set(names["make_world"](0).material_of.values())) == 4
     # The KL term: with a coefficient of 0, the numbers are those of the file.
     file.write_text(SOURCE)
-    diff = re.search(r"```diff\n(.*?)```", EXERCISES, flags=re.S)[1].replace("examples/", "")
+    diff = re.search(r"```diff\n(.*?)```", PAGE, flags=re.S)[1].replace("examples/", "")
     subprocess.run(["git", "apply", "-"], input=diff, cwd=tmp_path, text=True, check=True)
     changed = file.read_text()
     plain = numbers(one_file.run, one_file.Arm())
@@ -100,60 +85,20 @@ def test_the_changes_of_the_exercises(tmp_path):
         assert (numbers(names["run"], names["Arm"]()) == plain) == (coefficient == "0.0")
 
 
-# ---- the notebook ----
-
-
-def test_the_notebook_is_written_from_one_file():
-    assert notebook.NOTEBOOK.read_text() == notebook.notebook(), "run python -m examples.notebook"
-
-
-def test_the_notebook_has_the_numbers_and_the_figure_of_the_comparison():
-    """On the CPU of locks/default.txt. The exercises are to be predicted: no outputs, no shell."""
-    cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
-    shown = [cell["outputs"] for cell in cells if cell.get("outputs")]
-    (stream,), (image,) = shown
-    recorded = (ROOT / "research/locks/default.txt").read_text().split("\n\n")[0]
-    assert "".join(stream["text"]).strip() == recorded
-    assert base64.b64decode(image["data"]["image/png"]).startswith(b"\x89PNG")
-    texts = ["".join(cell["source"]) for cell in cells]
-    exercises = "\n".join(texts[texts.index(notebook.FIGURE) + 1 :])
-    assert not re.search(r"git |```|^    python |<details>", exercises, flags=re.M)
-
-
-@pytest.mark.parametrize("flag, code", [("--help", 0), ("--rum", 2)])
-def test_only_its_command_writes_the_notebook(flag, code, tmp_path):
-    folder = tmp_path / "examples"
-    folder.mkdir()
-    for name in ("__init__.py", "notebook.py", "one_file.py", "EXERCISES.md"):
-        (folder / name).write_bytes((ROOT / "examples" / name).read_bytes())
-    own = json.dumps({"cells": []})  # a reader's work
-    (folder / "one_file.ipynb").write_text(own)
-    # PYTHONPATH leads to paw_min; the examples are those of the working folder.
-    words = ["-m", "examples.notebook", flag]
-    python(*words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, code=code)
-    assert (folder / "one_file.ipynb").read_text() == own
-
-
 def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = SimpleNamespace(Image=lambda name, width: Path(name).stat().st_size)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
-    cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    whole = "\n\0\n".join(code)
-    tiny = {"warm_steps: int = 300": "1", "warm_rows: int = 256": "8", "updates: int = 200": "2",
-            "evaluate_every: int = 25": "1"}
-    for setting, value in tiny.items():
-        assert whole.count(setting) == 1
-        whole = whole.replace(setting, f"{setting.rpartition(' ')[0]} {value}")
+    monkeypatch.setattr(one_file, "run", partial(one_file.run, size=SHORT))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = list(one_file.MATERIALS), one_file.clipped_mae
     names = {"__name__": "notebook"}
-    for cell in whole.split("\n\0\n"):
-        exec(cell, names)
+    for cell in json.loads((ROOT / "examples/one_file.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
     assert list(names["curves"]) == ["grpo", "paw", "placebo"]
-    assert len(names["MATERIALS"]) == 8 and len(notebook.CELLS) == 6
-    # An exercise leaves the functions as they were.
-    assert "START" not in names["learn"].__code__.co_names + names["run"].__code__.co_names
-    assert names["clipped_mae"].__code__.co_code == one_file.clipped_mae.__code__.co_code
+    # An exercise leaves the module as it was.
+    assert (one_file.MATERIALS, one_file.clipped_mae) == before
 
 
 # ---- the board ----
