@@ -228,15 +228,6 @@ def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
     assert [episode["task"] for episode in table.played(file)] == ["a1", "a2"]
 
 
-@pytest.mark.parametrize("name", ["config.json", "evaluation.json"])
-@pytest.mark.parametrize("text", ["[" * 100_000, "{}", '{"episodes": [{"task": "a1"}]}'])
-def test_a_damaged_run_is_one_sentence(name, text, tmp_path):
-    sweep_file(tmp_path / "s")
-    (tmp_path / "s" / "A-seed0" / name).write_text(text)
-    with pytest.raises(UserError, match=f"A-seed0/{name} cannot be read .*: restore it"):
-        table.load([tmp_path / "s" / "s.json"])
-
-
 # --- figures ---------------------------------------------------------------------------------
 
 

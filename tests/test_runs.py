@@ -20,7 +20,7 @@ from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.rows import TokenRow
 from paw_min.running import runs, session
-from paw_min.running.config_json import differences, from_stored
+from paw_min.running.config_json import differences, read_config
 from tests.helpers import change, held_by_another_process, make_policy, one_sentence
 
 
@@ -99,7 +99,7 @@ def test_the_config_of_a_model_is_not_overwritten(config, tmp_path):
     path = tmp_path / "r" / "config.json"
     path.parent.mkdir()
     path.write_text('{"model_type": "qwen2"}')
-    with one_sentence("config.json cannot be read .*another version .* has model_type"):
+    with one_sentence("config.json is of another program, or of another version .* has model_type"):
         runs.Run(config())
     assert path.read_text() == '{"model_type": "qwen2"}'
 
@@ -189,10 +189,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def holding(content: bytes):
-    return lambda path: path.write_bytes(content)
-
-
 class Bomb:
     def __reduce__(self):
         return os.system, ("exit 1",)
@@ -204,31 +200,22 @@ def bomb(path: Path) -> None:
 
 WEIGHTS = "checkpoint-000001/model.safetensors"
 TRAINER = "checkpoint-000001/trainer.pt"
-DAMAGE = [
-    (TRAINER, cut), (TRAINER, bomb), (WEIGHTS, cut), ("checkpoint-000001/config.json", cut),
-    ("config.json", cut), ("config.json", Path.unlink),
-    ("config.json", holding(b'{"model_type": "qwen3"}')),  # of another program
-    ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
-]
+DAMAGE = [(TRAINER, cut), (TRAINER, bomb), (WEIGHTS, cut), ("checkpoint-000001/config.json", cut)]
 
 
 @pytest.mark.parametrize("name, damage", DAMAGE)
-def test_a_damaged_run_folder_is_one_sentence(finished, config, name, damage):
+def test_a_damaged_checkpoint_is_one_sentence(finished, config, name, damage):
     damage(finished / name)
     rest = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     path = finished / name
-    model_file = path.parent != finished and name != TRAINER  # transformers names the folder
-    with one_sentence(str(path.parent if model_file else path)) as error:
+    with one_sentence(str(path if name == TRAINER else path.parent)) as error:
         train.train(config(updates=2))
     assert "weights_only" not in str(error.value)
-    # Nothing was changed that a repair would need.
-    kept = [p for p in rest if p.name != "config.json"]
-    assert [p.read_bytes() for p in kept] == [rest[p] for p in kept]
+    assert all(p.read_bytes() == content for p, content in rest.items())
 
 
-@pytest.mark.parametrize("end, last", [("}\n", 2), ("}", 2), (', "x": 0.', 1)])
+@pytest.mark.parametrize("end, last", [("}\n", 2), (', "x": 0.', 1)])
 def test_the_last_line_of_the_metrics_counts_if_it_is_complete(tmp_path, end, last):
-    """A kill leaves a part of a line; an editor may leave a whole one without its newline."""
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2' + end)
     assert runs.read_metrics(tmp_path)[-1]["update"] == last
 
@@ -255,11 +242,12 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     assert json.loads(path.read_text())["save_every"] == 1
 
 
-def test_a_run_is_older_than_a_setting():
-    """It has the default. test_errors.py has a run with a setting too many."""
+def test_a_run_is_older_than_a_setting(tmp_path):
+    """It has the default."""
     stored = asdict(Config())
     del stored["wm_separator"]
-    older = from_stored(stored)
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    older = read_config(tmp_path / "config.json")
     assert differences(older, Config(wm_separator="turn")) == []
     assert differences(older, Config(wm_separator="none")) == ["--wm-separator 'turn'"]
 

@@ -4,11 +4,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from paw_min.base.errors import masked
-from paw_min.base.files import is_url, reading
+from paw_min.base.errors import UserError, masked
+from paw_min.base.files import is_url
 from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.running.checked_json import parse_as
 
 
 def public(cfg: Config) -> dict:
@@ -17,24 +16,17 @@ def public(cfg: Config) -> dict:
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a config.json; UserError for one that no run has written."""
-    with reading(path):
-        return from_stored(json.loads(path.read_text()))
-
-
-def from_stored(stored: dict) -> Config:
     """The settings in a run folder's config.json.
 
     A setting that is not there has its default: a fork that adds one still reads its older runs.
-    ValueError for a setting that this version does not have, and for a value of another type than
-    its setting's.
+    UserError for one that this version does not have, as in the config.json of a model.
     """
-    if not isinstance(stored, dict):
-        raise ValueError("it is not a JSON object")
+    stored = json.loads(path.read_text())
     unknown = sorted(stored.keys() - asdict(Config()).keys())
     if unknown:
-        raise ValueError(f"another version of paw_min wrote it: it has {unknown[0]}")
-    return parse_as(json.dumps(stored).encode(), Config)
+        raise UserError(f"{path} is of another program, or of another version of paw_min: it has "
+                        f"{unknown[0]}; use another folder.")
+    return Config(**stored)
 
 
 def differences(stored: Config, cfg: Config) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import reading, replacing, writing
+from paw_min.base.files import replacing, writing
 from paw_min.config import Config
 from paw_min.running.runs import read_metrics
 
@@ -93,8 +93,8 @@ def find_arms(folders: list[Path]) -> list[Arm]:
         file = folder / "config.json"
         config = {}
         if file.is_file():
-            with reading(file):  # an older run has today's defaults of newer settings
-                config = asdict(Config()) | json.loads(file.read_text())
+            # An older run has today's defaults of newer settings.
+            config = asdict(Config()) | json.loads(file.read_text())
         # Without settings, nothing says that two runs have the same ones.
         same = {**config, "seed": "", "name": "", "out": ""} if config else str(folder)
         together.setdefault(json.dumps(same), []).append((folder, config))

@@ -213,10 +213,9 @@ def updates_done(checkpoint: Path) -> int:
 
 def read_metrics(folder: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, without an incomplete last line."""
-    with reading(Path(folder) / "metrics.jsonl") as path:
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        # A run that was killed while it wrote a line left a part of it. An editor may have left a
-        # whole one without its newline.
-        if lines and not lines[-1].endswith(("\n", "}")):
-            lines.pop()
-        return [json.loads(line) for line in lines]
+    path = Path(folder) / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    # A run that was killed while it wrote a line left a part of it.
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    return [json.loads(line) for line in lines]

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import reading, writing
-from paw_min.running.checked_json import exact, read_json
+from paw_min.base.files import writing
 from paw_min.running.runs import read_metrics
 from research.stats import DRAWS, Column, Compared, Record, compare, signed
 from research.study import markdown_table
@@ -31,7 +30,6 @@ TYPES = {  # task type -> the paper's column, in the paper's order
 }
 
 
-@exact
 @dataclass
 class Entry:
     """A run of a sweep, as in its JSON file."""
@@ -100,9 +98,9 @@ def find(paths: list[Path]) -> list[Entry]:
             seed = settings_of(path)["seed"]
             entries.append(Entry(label, seed, str(path)))
         else:
-            for entry in read_json(path, list[Entry]):
-                entry.folder = str(path.parent / entry.folder)
-                entries.append(entry)
+            for entry in json.loads(path.read_text()):
+                folder = str(path.parent / entry["folder"])
+                entries.append(Entry(**entry | {"folder": folder}))
     return entries
 
 
@@ -138,21 +136,16 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
 
 def settings_of(folder: Path) -> dict:
     """What tables and figures use of a run's settings."""
-    with reading(folder / "config.json") as path:
-        stored = json.loads(path.read_text())
-        return {name: stored[name] for name in ("env", "seed", "updates", "rho", "alpha")}
+    stored = json.loads((folder / "config.json").read_text())
+    return {name: stored[name] for name in ("env", "seed", "updates", "rho", "alpha")}
 
 
 def played(file: Path) -> list[dict]:
     """The episodes of an evaluation.json, without those that were lost."""
     names = ("task", "task_type", "won", "score")
-    with reading(file):
-        listed = json.loads(file.read_text())["episodes"]
-        # Earlier versions left out the lost ones, and `failed`.
-        found = [{name: e[name] for name in names} for e in listed if not e.get("failed")]
-        if not found:
-            raise ValueError("it has no episode, or all were lost")
-    return found
+    listed = json.loads(file.read_text())["episodes"]
+    # Earlier versions left out the lost ones, and `failed`.
+    return [{name: e[name] for name in names} for e in listed if not e.get("failed")]
 
 
 def compute(results: list[Result]) -> dict[str, dict[str, Compared]]:
