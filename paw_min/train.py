@@ -28,7 +28,7 @@ from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
-from paw_min.model.probe import check_panel, check_sync
+from paw_min.model.scoring import check_sync
 from paw_min.ppo import with_critic
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Rows, flatten
@@ -186,7 +186,6 @@ def warn(k: int, played: Rollout) -> None:
 def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:
     """Evaluate after `done` updates; write outcomes and a transcript -> metrics."""
     played = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
-    check_panel(cfg, s.policy, played.episodes, f"evaluation after update {done}")
     s.run.write(f"episodes{suffix}.md", transcript(played.episodes))
     s.run.write(f"evaluation{suffix}.json", outcomes(done, played.episodes))
     return played.metrics

@@ -28,7 +28,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paw_min.base.distributed import whole
 from paw_min.base.errors import UserError
@@ -139,27 +138,3 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             b = whole(weights[f"{layer}lora_B.default.weight"])  # (D_out, r)
             weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
         yield name.replace(".base_layer", ""), weight
-
-
-@contextmanager
-@torch.no_grad()
-def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
-    """In this block, each B is random, and s B A has `scale` times the standard deviation of W.
-
-    New adapters, with B = 0, change nothing in whatever way they are applied.
-    """
-    generator = torch.Generator().manual_seed(0)
-    kept = []
-    for layer in adapted_layers(model):
-        a = whole(layer.lora_A["default"].weight)  # a rank may hold few of its rows, or none
-        b = layer.lora_B["default"].weight
-        b = b.to_local() if isinstance(b, DTensor) else b  # this rank's part
-        kept.append((b, b.clone()))
-        std = scale * whole(layer.base_layer.weight).float().std()
-        std /= SCALE * a.std() * len(a) ** 0.5
-        b.copy_(std * torch.randn(b.shape, generator=generator).to(b))
-    try:
-        yield
-    finally:
-        for b, before in kept:
-            b.copy_(before)

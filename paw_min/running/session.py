@@ -38,7 +38,6 @@ from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora, vllm_sampler
 from paw_min.model.chat import turn_text
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.model.probe import check_start
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, Sampler
 from paw_min.model.shard import shard_policy
@@ -102,7 +101,6 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         )
         # The optimizer comes after sharding, which replaces the parameters.
         optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
-        check_start(cfg, policy, sampler)
         reference = None
         if not eval_only:
             reference = make_reference(cfg, policy, start_folder)
@@ -134,7 +132,6 @@ def loaded(
     # vLLM measures the free memory, so its engine comes before the trainer's model.
     with closing(make_sampler(cfg, model, precision)) as sampler:
         policy = load_policy(model, cfg.temperature, device, precision)
-        check_start(cfg, policy, sampler)
         yield policy, sampler
 
 

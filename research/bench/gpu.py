@@ -58,9 +58,9 @@ from paw_min.metrics import peak_memory
 from paw_min.model.batches import micro_batches
 from paw_min.model.lora import attach
 from paw_min.model.policy import Policy, load_policy
-from paw_min.model.probe import check_sync
 from paw_min.model.reference import freeze
 from paw_min.model.sampler import GumbelNoise, HFSampler, Request
+from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.running.runs import Run

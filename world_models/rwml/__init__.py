@@ -33,8 +33,8 @@ from paw_min.base.seeds import generator, request_seed
 from paw_min.config import Config
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy
-from paw_min.model.probe import check_sync
 from paw_min.model.sampler import Request, Response
+from paw_min.model.scoring import check_sync
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running.session import Session

@@ -34,7 +34,6 @@ from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import presets_of
 from paw_min.model import lora
 from paw_min.model.policy import Policy
-from paw_min.model.probe import check_panel
 from paw_min.rows import TokenRow
 from paw_min.running.evaluate import evaluate
 from paw_min.running.runs import lock_folder
@@ -311,7 +310,6 @@ def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> di
     d = rwml.distances(job.encoder, predictions, truths)
     measured = rwml.quality(predictions, truths, d, tau)
     panel = evaluate(job.cfg, s.policy, s.sampler, s.pool, s.tasks.held_out).episodes
-    check_panel(job.cfg, s.policy, panel, "evaluation")
     return play(job.cfg, panel) | {f"held_out_{key}": x for key, x in measured.items()}
 
 

@@ -1,11 +1,13 @@
-"""Faults of a sampler are found in the first seconds, and in every evaluation and update.
+"""Faults of a sampler are found before an update learns from its responses.
 
-Each fault is planted in a sampler that is right otherwise. Faults of adapters: tests/test_lora.py.
+Each fault is planted in a sampler that is right otherwise.
 """
 
 import copy
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,11 +15,11 @@ import torch
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model import probe
+from paw_min.model import scoring
 from paw_min.model.lora import full_weights
-from paw_min.model.sampler import HFSampler
+from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import score_responses
-from paw_min.rows import flatten
+from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running import session
 from tests.helpers import (
     EPISODES,
@@ -29,6 +31,8 @@ from tests.helpers import (
     with_adapters,
 )
 from tests.model_kinds import make_kind
+
+PROMPTS = ("hello", "hello " * 20)  # two lengths, so that the shorter one is padded
 
 
 class Copy(HFSampler):
@@ -107,21 +111,24 @@ WITH_LORA = {
 }
 
 
-@pytest.fixture
-def untouched():
-    """A function that runs check_start and makes sure that nothing else has changed."""
+def sampled(policy, sampler) -> Rows:
+    """Two responses to each of the PROMPTS, as rows."""
+    prompts = [policy.encode_chat(text) for text in 2 * PROMPTS]
+    with sampler.sync(policy):
+        queue = deque(Request(n, ids, seed=n) for n, ids in enumerate(prompts))
+        parts = list(sampler.generate(queue, policy.temperature, 10))
+    episodes = []
+    for r in (response for part in parts for response in part):
+        row = Transition(
+            prompts[r.slot], r.ids, [], r.logps, reward=0.0, valid=True, observation="",
+            group=r.slot, trajectory=r.slot,
+        )
+        episodes.append(Episode("", r.slot, r.slot, [row]))
+    return flatten(episodes)
 
-    def check(policy, sampler):
-        before = copy.deepcopy(policy.state_dict())
-        state = torch.get_rng_state()
-        try:
-            return probe.check_start(Config(max_prompt_tokens=64), policy, sampler)
-        finally:
-            assert torch.equal(state, torch.get_rng_state())
-            after = policy.state_dict()
-            assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
-    return check
+def check(policy, sampler) -> float:
+    return scoring.check_sync(Config(), policy, sampled(policy, sampler), "update 1")
 
 
 def make(family, temperature=0.8):
@@ -135,7 +142,7 @@ def make(family, temperature=0.8):
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
-def test_right_samplers_pass(untouched, family, precision, lora):
+def test_right_samplers_pass(family, precision, lora):
     policy = make(family)
     samplers = (HFSampler(), Copy(copy.deepcopy(policy)))
     for one in (policy, samplers[1].own):
@@ -143,82 +150,50 @@ def test_right_samplers_pass(untouched, family, precision, lora):
     if lora:
         with_adapters(policy, precision)
     for sampler in samplers:
-        gap = untouched(policy.train(), sampler)
-        assert gap < (1e-5 if precision == "fp32" else probe.MAX_GAP["bf16"])
+        gap = check(policy.train(), sampler)
+        assert gap < (1e-5 if precision == "fp32" else scoring.MAX_GAP["bf16"])
 
 
-def test_a_low_temperature_enlarges_rounding_and_the_limit(untouched):
+def test_a_low_temperature_enlarges_rounding_and_the_limit():
     policy = make("qwen2", temperature=0.05)
     policy.precision = "bf16"
-    assert untouched(policy, Copy(copy.deepcopy(policy))) > 0
-    with pytest.raises(UserError, match="start: the sampler's .*rounding explains 0.737"):
-        untouched(policy, ANY["old weights"](policy))
+    assert check(policy, Copy(copy.deepcopy(policy))) > 0
+    with pytest.raises(UserError, match="update 1: the sampler's .*rounding explains 0.737"):
+        check(policy, ANY["old weights"](policy))
 
 
 @pytest.mark.parametrize("fault", ANY)
-def test_a_wrong_sampler_is_found_at_the_start(untouched, fault):
+def test_a_wrong_sampler_is_found(fault):
     policy = make("qwen2")
-    with one_sentence("start: the sampler's .*: this model generates") as error:
-        untouched(policy, ANY[fault](policy))
+    with one_sentence("update 1: the sampler's .*: this model generates") as error:
+        check(policy, ANY[fault](policy))
     assert "vLLM" not in str(error.value)
 
 
 @pytest.mark.parametrize("fault", WITH_LORA)
-def test_adapters_that_a_sampler_lacks_are_found(untouched, fault):
-    """New ones too, whose B = 0 would not show it."""
+def test_adapters_that_a_sampler_lacks_are_found(fault):
     policy = make("qwen2")
     sampler = WITH_LORA[fault](policy)
-    with_adapters(policy)
-    with torch.no_grad():
-        for name, p in policy.named_parameters():
-            if "lora_B" in name:
-                p.zero_()
-    with pytest.raises(UserError, match="start: the sampler's"):
-        untouched(policy, sampler)
+    with pytest.raises(UserError, match="update 1: the sampler's"):
+        check(with_adapters(policy), sampler)
 
 
-@pytest.mark.parametrize("error, reason", [
-    (RuntimeError("no kernel for\nhead_dim=16"), "no kernel for head_dim=16"),
-    (AssertionError(), "AssertionError"),  # Qwen3.5 on vLLM's CPU build in fp32
-])
-def test_a_sampler_that_cannot_run_the_model(untouched, error, reason):
-    class Broken(HFSampler):
-        def _generate(self, *_):
-            raise error
-
-    with one_sentence(rf"start: .* \({reason}\): .*--model"):
-        untouched(make("qwen2"), Broken())
-
-
-@pytest.fixture
-def compared(monkeypatch):
-    """What check_panel and check_sync compare: rows, log mu, temperature."""
-    calls = []
-    monkeypatch.setattr(probe, "compare", lambda cfg, policy, *args: calls.append(args))
-    return calls
-
-
-@pytest.mark.parametrize("eval_temperature, expected", [(0.0, 1.0), (0.3, 0.3)])
-def test_responses_of_the_whole_panel_are_compared_at_its_temperature(
-    compared, eval_temperature, expected
-):
-    """Greedy ones at 1, whatever the temperature of training."""
-    cfg = Config(temperature=0.7, eval_temperature=eval_temperature)
-    probe.check_panel(cfg, None, 4 * EPISODES, "")
-    ((rows, _, temperature, _),) = compared
-    places = [next(k for k, e in enumerate(EPISODES) if e.transitions[0] is t) for t in rows]
-    assert temperature == expected and len(rows) <= probe.PANEL
-    assert len(rows) == probe.PANEL - 4 and places[-1] == len(EPISODES) - 3
-
-
-def test_an_update_compares_a_first_turn_of_each_group(compared):
+def test_a_first_turn_of_each_group_is_compared(monkeypatch):
+    """These prompts begin alike in every update, as a prefix cache of old weights needs it."""
     rows = flatten(EPISODES)
-    probe.check_sync(Config(), make("qwen2"), rows, "")
-    tokens, logps = compared[0][:2]
+    calls = []
+
+    def score(policy, tokens, micro_tokens):
+        calls.append(tokens)
+        return score_responses(policy, tokens, micro_tokens)
+
+    monkeypatch.setattr(scoring, "score_responses", score)
+    with pytest.raises(UserError):
+        scoring.check_sync(Config(), make("qwen2"), rows, "")
+    (tokens,) = calls
     chosen = [next(i for i, row in enumerate(rows.tokens) if row is token) for token in tokens]
     assert [rows.group[i] for i in chosen] == sorted(set(rows.group))
     assert all(rows.trajectory[i] != rows.trajectory[i - 1] for i in chosen)
-    assert torch.equal(logps, rows.sampler_logp[chosen])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
@@ -226,27 +201,36 @@ def test_a_high_temperature_does_not_narrow_the_limit(temperature):
     policy = make("qwen2")
     row = replace(TOKEN_ROWS[0], obs_ids=[])
     policy.temperature = temperature
-    ours = score_responses(policy, [row], 1000).logp
-    probe.compare(Config(), policy, [row], ours + 9e-4, temperature, "")
+    ours = score_responses(policy, [row], 1000).logp[0].tolist()
+
+    def rows(error: float) -> Rows:
+        logps = [logp + error for logp in ours]
+        played = Transition(
+            row.prompt_ids, row.response_ids, [], logps, reward=0.0, valid=True, observation="",
+            group=0, trajectory=0,
+        )
+        return flatten([Episode("", 0, 0, [played])])
+
+    scoring.check_sync(Config(), policy, rows(9e-4), "")
     with pytest.raises(UserError, match="rounding explains 0.001"):
-        probe.compare(Config(), policy, [row], ours + 1.1e-3, temperature, "")
+        scoring.check_sync(Config(), policy, rows(1.1e-3), "")
 
 
 # ---- in a run ----
 
 
-@pytest.mark.parametrize("sync, when, lines, temperature", [
-    (1, "start", 0, 0.3), (2, "evaluation after update 0", 0, 0.3), (3, "update 1", 1, 0.3),
-    (4, "evaluation after update 1", 1, 0.0), (4, "evaluation after update 1", 1, 1.0),
-])
+@pytest.mark.parametrize("sync, update", [(2, 1), (4, 2)])
 def test_a_sampler_that_gets_out_of_step_stops_the_run(
-    config, tmp_path, monkeypatch, sync, when, lines, temperature
+    config, tmp_path, monkeypatch, sync, update
 ):
-    """From this sync on, it has weights that are scaled by 1.05; the run is right before."""
+    """From this sync on, it has weights that are scaled by 1.05; the run is right before.
+
+    The syncs are those of the evaluation at the start, update 1, its evaluation, and update 2.
+    """
     wrong = late(monkeypatch, sync)
-    with one_sentence(f"^{when}: the sampler's .* nats per token"):
-        train.train(config(updates=1, eval_temperature=temperature))
-    assert wrong and len(numbers(tmp_path / "r")) == lines  # no success rate of other weights
+    with one_sentence(f"^update {update}: the sampler's .* nats per token"):
+        train.train(config(updates=2, eval_every=1, save_every=1))
+    assert wrong and len(numbers(tmp_path / "r")) == update  # nothing is learned from its rows
 
 
 def late(monkeypatch, first: int) -> list:
@@ -282,9 +266,10 @@ def test_rounding_is_no_fault(config, tmp_path, monkeypatch):
 def test_a_sampler_is_closed_where_the_start_fails(config, monkeypatch):
     """A vLLM that sleeps crashes at the end of the process otherwise."""
     closed = []
-    sampler = reporting(lambda logps: [x + 1 for x in logps])(None)
+    sampler = HFSampler()
     sampler.close = lambda: closed.append(True)
     monkeypatch.setattr(session, "HFSampler", lambda: sampler)
-    with pytest.raises(UserError, match="start: "):
+    monkeypatch.setattr(session, "load_trained", Mock(side_effect=UserError("no room")))
+    with pytest.raises(UserError, match="no room"):
         train.train(config())
     assert closed
