@@ -4,6 +4,7 @@ With the environment variable CI=true, as CI sets it, a skipped test fails the s
 """
 
 import gc
+import json
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from paw_min import train, update
 from paw_min.config import Config
 from paw_min.running import plot
 from paw_min.toy import alfworld_games as games
-from paw_min.toy import search_world, webshop_shops
+from paw_min.toy import default_data
 from tests.helpers import SMALL, make_policy
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
@@ -50,15 +51,29 @@ def games_root(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory) -> str:
-    """The folder of a small WebShop."""
-    return str(webshop_shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
+    """The folder of a small WebShop: the first 30 products of the stored one."""
+    stored, folder = Path(default_data("webshop")), tmp_path_factory.mktemp("shop")
+    products = json.loads((stored / "items_shuffle.json").read_text())[:30]
+    (folder / "items_shuffle.json").write_text(json.dumps(products))
+    asins = {product["asin"] for product in products}
+    for name in ("items_ins_v2.json", "items_human_ins.json"):
+        goals = json.loads((stored / name).read_text())
+        goals = {asin: goals[asin] for asin in goals if asin in asins}
+        (folder / name).write_text(json.dumps(goals))
+    return str(folder)
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> str:
-    """The folder of a small world of search."""
-    folder = tmp_path_factory.mktemp("world") / "w"
-    return str(search_world.generate(folder, n_entities=500, n_train=40, n_test=20, seed=5))
+    """The folder of search with few questions, half of them with one fact and half with two."""
+    stored, folder = Path(default_data("search")), tmp_path_factory.mktemp("world")
+    shutil.copy(stored / "corpus.jsonl", folder)
+    for split, n in (("train", 40), ("test", 20)):
+        lines = (stored / f"{split}.jsonl").read_text().splitlines(keepends=True)
+        middle = len(lines) // 2
+        chosen = lines[: n // 2] + lines[middle : middle + n // 2]
+        (folder / f"{split}.jsonl").write_text("".join(chosen))
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -111,8 +111,7 @@ def test_fig2c_refuses_other_benchmarks():
         fig2c.main(["search"])
 
 
-def test_fig2c_on_the_teacher(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # the default shop is generated here
+def test_fig2c_on_the_teacher(tmp_path, capsys):
     out = tmp_path / "out"
     fig2c.main(["webshop", "--teacher", "--episodes", "5", "--out", str(out)])
     result = json.loads((out / "fig2c-webshop.json").read_text())

@@ -11,8 +11,8 @@ BUILT_FROM = ("paw_min", "world_models", "pyproject.toml", "README.md", "LICENSE
 
 
 @pytest.mark.slow
-def test_a_wheel_trains_outside_of_the_clone(world, tmp_path):
-    """Presets, stand-in weights and both packages are in it; nothing is read from the clone."""
+def test_a_wheel_trains_outside_of_the_clone(tmp_path):
+    """Presets, data, weights and both packages are in it; nothing is read from the clone."""
     source, site = tmp_path / "source", tmp_path / "site"
     source.mkdir()
     for name in (*BUILT_FROM, *(path.name for path in ROOT.glob("requirements*.txt"))):
@@ -23,7 +23,7 @@ def test_a_wheel_trains_outside_of_the_clone(world, tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     python(*pip, "install", "--no-deps", "--target", site, wheel)
     settings = SMALL | dict(eval_split="test", updates=2, max_turns=2, max_prompt_tokens=600)
-    flags = argv(settings | dict(data=world, out=str(tmp_path / "runs")))
+    flags = argv(settings | dict(out=str(tmp_path / "runs")))
     script = tmp_path / "script.py"
     script.write_text(
         "from paw_min import cli\nfrom paw_min.envs.search.presets import PRESETS\n"

@@ -1,36 +1,46 @@
-"""Generated data and stand-in models, so that runs need no download.
+"""Invented data and stand-in models, so that runs need no download.
 
-Runs that name no data or no model use `default_data` and `default_model`.
+Runs that name no data or no model use `default_data` and `default_model`. The data have the formats
+of the published files:
+
+- WebShop (data/webshop): 100 products of twenty kinds, with 1,250 synthetic goals. The title names
+  every attribute that an instruction asks for, but only the product's own page shows the options.
+  As on WebShop's pages, asins and the upper-case brands say nothing about the product; they are the
+  noise of PaW A.4. One product in nine has an irregularity of the official data.
+- Search (data/search): 3,000 passages on invented people and places, and questions that take one
+  fact (`single`) or two (`two_hop`). No fact behind a test question is behind a training question.
+- ALFWorld: 580 games, generated on first use (alfworld_games.py).
+
+The vocabularies are small enough for a word-level language model of a million parameters.
 """
 
-import json
-from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import made_once
 
-DATA = Path("data")  # below the current folder
-GENERATORS = {  # the module of each, with a function `generate`
-    "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
-}
+DATA = Path("data")  # generated data, below the current folder
+STORED = Path(__file__).parent / "data"
 
 
 def folder_of(env: str) -> Path:
-    """The data folder of a run that names none; UserError for a benchmark without a generator."""
-    if env not in GENERATORS:
-        raise UserError(f"{env} generates no data: give --data, or set data in its preset (to any "
-                        "text if its `load` reads none).")
-    return DATA / env
+    """The data folder of a run that names none; UserError for a benchmark without one."""
+    if env == "alfworld":
+        return DATA / env
+    if not (STORED / env).is_dir():
+        raise UserError(f"{env} has no data of its own: give --data, or set data in its preset (to "
+                        "any text if its `load` reads none).")
+    return STORED / env
 
 
 def default_data(env: str) -> str:
-    """The same folder, generated on first use (ALFWorld: a minute)."""
+    """The same folder; ALFWorld's is generated on first use (a minute)."""
     folder = folder_of(env)
-    # Imported here: each generator needs its benchmark's packages, a run only those of its own.
-    generator = import_module(f"paw_min.toy.{GENERATORS[env]}")
-    return str(generator.generate(folder))
+    if env == "alfworld":
+        # Imported here: only runs of ALFWorld need its packages.
+        from paw_min.toy import alfworld_games
+
+        alfworld_games.generate(folder)
+    return str(folder)
 
 
 def default_model(env: str) -> str:
@@ -39,31 +49,3 @@ def default_model(env: str) -> str:
     if not folder.is_dir():
         raise UserError(f"there is no stand-in model {env}: give one with --model.")
     return str(folder)
-
-
-def generated(
-    folder: Path, names: Iterable[str], manifest: dict, texts: Callable[[], dict[str, str]]
-) -> Path:
-    """The folder, written complete or not at all unless it is there.
-
-    texts: makes its ASCII files, name -> text; they have the same bytes on every system. UserError
-    unless the folder has these names, and in manifest.json the arguments of its generator.
-    """
-
-    def make(new: Path) -> None:
-        for name, text in (texts() | {"manifest.json": json.dumps(manifest) + "\n"}).items():
-            (new / name).parent.mkdir(parents=True, exist_ok=True)
-            (new / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
-
-    made_once(folder, make)
-    try:
-        found = json.loads((folder / "manifest.json").read_text("ascii"))
-        wrong = [f"{key} {found.get(key)!r:.60}, not {value!r}" for key, value in manifest.items()
-                 if found.get(key) != value]
-    except (OSError, ValueError, AttributeError, RecursionError):
-        wrong = ["no manifest.json of generated data"]
-    wrong += [f"no {name}" for name in names if not (folder / name).is_file()]
-    if wrong:
-        raise UserError(f"{folder} has {wrong[0]}: delete it to have the data generated again, or "
-                        "choose another folder.")
-    return folder

@@ -21,16 +21,15 @@ import random
 import zlib
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import textworld
 from tqdm import tqdm
 
+from paw_min.base.errors import UserError
 from paw_min.base.files import made_once
 from paw_min.envs.alfworld import engine
-from paw_min.toy import generated
 
 
 class _Tables(NamedTuple):
@@ -331,13 +330,23 @@ def verify(env, content: dict):
 
 
 def generate_split(root: Path, split: str, n: int, seed: int) -> None:
-    """Generate a split of n games under `root`, unless it is there.
+    """Generate a split of n games under `root`, complete or not at all, unless it is there.
 
-    UserError if it has other content, or was generated with other arguments.
+    UserError if it was generated with other arguments.
     """
-    manifest = {"generator": VERSION, "n": n, "seed": seed, "size": SIZE}
-    make = partial(make_split, split, n, seed)
-    generated(root / "json_2.1.1" / split, (), manifest, make)
+    folder = root / "json_2.1.1" / split
+    manifest = json.dumps({"generator": VERSION, "n": n, "seed": seed, "size": SIZE}) + "\n"
+
+    def make(new: Path) -> None:
+        for name, text in (make_split(split, n, seed) | {"manifest.json": manifest}).items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
+
+    made_once(folder, make)
+    path = folder / "manifest.json"
+    if not path.is_file() or path.read_bytes() != manifest.encode():
+        raise UserError(f"{folder} has other games than those of now: delete it to have them "
+                        "generated again, or choose another folder.")
 
 
 def make_split(split: str, n: int, seed: int) -> dict[str, str]:

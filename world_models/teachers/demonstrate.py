@@ -29,8 +29,6 @@ class Action(NamedTuple):
 
     @property
     def response(self) -> str:
-        if self.command.startswith("<"):  # In search QA, the command is a tag.
-            return f"<think>{self.thought}</think>{self.command}"
         return f"<think>{self.thought}</think><action>{self.command}</action>"
 
 
