@@ -47,22 +47,20 @@ def rollout(
     cfg: Config, policy: Policy, sampler: Sampler, pool: Pool,
     tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
-    benchmark: Benchmark | None = None, numbered_from: int = 0,
+    benchmark: Benchmark | None = None,
 ) -> Rollout:
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
     and turn it seeds a request (seeds.py). benchmark: whose prompts and parser are used; default:
-    BENCHMARKS[cfg.env]. numbered_from: the number of the first trajectory, for a list
-    that is played in several calls: each trajectory then has the seed that it has in a single call.
-    paw_min/README.md explains the metrics.
+    BENCHMARKS[cfg.env]. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
     # depend on the number of ranks.
     episodes = []
-    for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True), numbered_from):
+    for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True)):
         episodes.append(Episode(str(task), group, trajectory))
 
     # Whole groups per rank: the members of a group share a task, so the environment's caches and

@@ -77,7 +77,7 @@ class Injecting(Countdown):
 
 def play(
     tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None,
-    benchmark=None, numbered_from=0, **settings
+    benchmark=None, **settings
 ):
     policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
@@ -85,7 +85,7 @@ def play(
     with EnvPool(make_env, seats or len(tasks)) as pool:
         played = rollout(
             cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2),
-            benchmark=benchmark, numbered_from=numbered_from,
+            benchmark=benchmark,
         )
     return policy, sampler, played.episodes, played.metrics
 
@@ -220,10 +220,6 @@ def test_seeds_name_update_episode_and_turn():
     _, sampler, _, _ = play(["2", "2"])
     assert seeds(sampler) == {request_seed(1, 2, i, turn) for i in (0, 1) for turn in (0, 1)}
     assert len(seeds(sampler)) == 4
-    # A part of a longer list of tasks draws what it would within the list.
-    _, sampler, episodes, _ = play(["2"], numbered_from=1)
-    assert [episode.trajectory for episode in episodes] == [1]
-    assert seeds(sampler) == {request_seed(1, 2, 1, turn) for turn in (0, 1)}
     assert request_seed(0, 1, 2, 3) == 3252311618909706447  # the same on every machine
 
 

@@ -1,155 +1,38 @@
-"""A command that is killed and repeated gives what a command that was not killed gives.
-
-The kill is real: SIGKILL, to a process that is somewhere in its work.
-"""
+"""Long commands of world_models: a rerun skips complete stages, and repeats one that was cut."""
 
 import json
-import os
-import random
 import re
-import signal
-import time
-from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 import run_alfworld
 from paw_min.base.errors import UserError
 from paw_min.config import parse_args
-from paw_min.model.sampler import HFSampler
-from paw_min.rows import TokenRow
 from paw_min.running.runs import newest_checkpoint
-from tests.helpers import held_by_another_process, make_policy, numbers, weights_of
-from world_models import supervised, word2world
-from world_models.pieces import Pieces, stage
+from tests.helpers import held_by_another_process, numbers
+from world_models import rwml, supervised, word2world
 from world_models.rwml import early_experience
 from world_models.rwml import settings as rwml_settings
 from world_models.rwml.stages import main as rwml_main
 from world_models.rwml.triplets import DROPPED, read_triplets
-from world_models.supervised import fit
-from world_models.word2world import commands, players
-from world_models.word2world.training import Together
-from world_models.word2world.world_model import WorldModel
-
-# ---- the pieces ----
-
-
-def test_a_damaged_file_ends_where_it_is_damaged(tmp_path):
-    pieces = Pieces(tmp_path / "x", {})
-    for k in range(4):
-        pieces.once(f"{k}", str, lambda k=k: f"caf\u00e9 {k}")
-    path = tmp_path / "x" / "pieces"
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) == 5  # the settings, too
-    for damaged in (lines[4][:5], "\xff\n"):
-        path.write_bytes("".join([*lines[:4], damaged]).encode("latin-1"))
-        pieces = Pieces(tmp_path / "x", {})
-        assert pieces.once("2", str, lambda: "new") == "caf\u00e9 2"
-        assert pieces.once("3", str, lambda: "new") == "new"
-        assert Pieces(tmp_path / "x", {}).once("3", str, lambda: "newer") == "new"
-
-
-def test_parts_are_pieces(tmp_path):
-    made = []
-
-    def make(first, some):
-        made.append(first)
-        if first == 4:
-            raise KeyboardInterrupt
-        return [10 * one for one in some]
-
-    items = list("abcde")
-    with pytest.raises(KeyboardInterrupt):
-        Pieces(tmp_path / "x", {}).parts("letters", items, 2, list[str], make)
-    assert made == [0, 2, 4]
-    again = Pieces(tmp_path / "x", {})
-    found = again.parts("letters", items, 2, list[str], lambda first, some: [*some, str(first)])
-    assert found == [["a" * 10, "b" * 10], ["c" * 10, "d" * 10], ["e", "4"]]
-
-
-def test_pieces_of_others_are_refused(tmp_path):
-    pieces = Pieces(tmp_path / "x", {"seed": 0, "lr": 0.1})
-    pieces.once("letters", str, lambda: "these")
-    with pytest.raises(UserError, match="x has the unfinished work of seed 0: repeat that, delete"):
-        Pieces(tmp_path / "x", {"seed": 1, "lr": 0.1})
+from world_models.stage import run_stage
+from world_models.word2world import commands
 
 
 def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
     path = tmp_path / "r.json"
     line = {"command": "a b"}
-    assert stage(path, line, lambda: {"x": 1}) == {"command": "a b", "x": 1}
-    assert stage(path, line, lambda: {"x": 2})["x"] == 1
+    assert run_stage(path, line, (), lambda: {"x": 1}) == {"command": "a b", "x": 1}
+    assert run_stage(path, line, (), lambda: {"x": 2})["x"] == 1
     with pytest.raises(UserError, match="r.json was made with command 'a b': repeat that, or cho"):
-        stage(path, {"command": "a c"}, lambda: {"x": 2})
+        run_stage(path, {"command": "a c"}, (), lambda: {"x": 2})
 
 
 def test_no_file_of_others_is_written_over(tmp_path):
     (tmp_path / "model").mkdir()
-    pieces = Pieces(tmp_path / "x", {})
-    with pytest.raises(UserError, match="has a model already: choose another --out, or delete it"):
-        pieces.refuse_to_overwrite(tmp_path / "model")
-    pieces.refuse_to_overwrite(tmp_path / "other")
-    pieces.once("k", int, lambda: 1)
-    killed = Pieces(tmp_path / "x", {})  # the command that made it
-    killed.refuse_to_overwrite(tmp_path / "model")
-
-
-# ---- training ----
-
-
-def rows():
-    return [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 10)]
-
-
-def optimizer_of(policy, kind):
-    parameters = list(policy.parameters())
-    if kind == "adamw":
-        return torch.optim.AdamW(parameters, lr=1e-2)
-    matrices = [p for p in parameters if p.ndim == 2]
-    others = [p for p in parameters if p.ndim != 2]
-    return Together([torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-3)])
-
-
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-@pytest.mark.parametrize("stop", [2, 8])
-def test_training_goes_on_after_its_newest_epoch(tmp_path, monkeypatch, kind, stop):
-    """It is interrupted after so many steps; an epoch has three."""
-    real, steps = supervised.fit_step, []
-
-    def step(*args):
-        steps.append(args)
-        if len(steps) == stop + 1:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    def train(policy, pieces=None):
-        return fit(policy, optimizer_of(policy, kind), rows(), epochs=4, batch=2, warm_up=7,
-                   micro_tokens=64, seed_key=(0,), pieces=pieces)
-
-    expected = make_policy()
-    losses = train(expected)
-    monkeypatch.setattr(supervised, "fit_step", step)
-    with pytest.raises(KeyboardInterrupt):
-        train(make_policy(), Pieces(tmp_path / "x", {}))
-    policy = make_policy()
-    assert train(policy, Pieces(tmp_path / "x", {})) == losses
-    assert len(steps) == stop + 1 + 12 - stop // 3 * 3
-    assert torch.equal(weights_of(policy), weights_of(expected))
-
-
-def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
-    policy = make_policy()
-    optimizer = torch.optim.SGD(policy.parameters(), lr=1e38)
-    pieces = Pieces(tmp_path / "x", {})
-    with pytest.raises(UserError, match="lower it"):
-        fit(policy, optimizer, rows(), epochs=3, batch=5, warm_up=0, micro_tokens=64, seed_key=(0,),
-            pieces=pieces)
-    assert not pieces.folder.exists()
-
-
-# ---- commands ----
+    with pytest.raises(UserError, match="has a model already, and no r.json: choose another --out"):
+        run_stage(tmp_path / "r.json", {}, ("other", "model"), dict)
 
 
 def test_a_folder_in_use(tmp_path):
@@ -160,62 +43,20 @@ def test_a_folder_in_use(tmp_path):
                 main(words)
 
 
-# What costs a model, or many steps of an environment.
-WORK = (
-    (HFSampler, "_generate"), (supervised, "fit_step"), (WorldModel, "answers"),
-    (early_experience, "result_of"), (players.RulePlayer, "act"),
-)
+def cut_in(monkeypatch, owner, name: str, call: int) -> None:
+    """This call of a function ends the command, as Ctrl-C does; the ones after it do not."""
+    really, calls = getattr(owner, name), []
 
-
-def in_a_process(main, argv, log: Path, kill_after: int = 0) -> int:
-    """Run a command, and kill it after so many calls of WORK, if it lives so long -> its calls."""
-    log.write_text("")
-    child = os.fork()
-    if child == 0:
-        try:
-            for owner, name in WORK:
-                counted(owner, name, log)
-            main(argv)
-            os._exit(0)
-        except BaseException as error:  # noqa: BLE001 - the parent's pytest must not go on here
-            log.with_suffix(".error").write_text(f"{type(error)} {error}")
-            os._exit(1)
-    ended, status = 0, 0
-    while not ended:
-        if kill_after and log.stat().st_size >= kill_after:
-            os.kill(child, signal.SIGKILL)
-        ended, status = os.waitpid(child, os.WNOHANG)
-        time.sleep(0.001)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL), log.with_suffix(".error").read_text()
-    assert kill_after or code == 0
-    return log.stat().st_size
-
-
-def counted(owner, name, log):
-    """Each call of a function adds a byte to a file."""
-    really = getattr(owner, name)
-
-    def call(*args, **kwargs):
-        with open(log, "a") as file:
-            file.write(".")
+    def counted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == call:
+            raise KeyboardInterrupt
         return really(*args, **kwargs)
 
-    setattr(owner, name, call)
+    monkeypatch.setattr(owner, name, counted)
 
 
-def killed_and_repeated(main, argv, tmp_path, seed: str, kills: int) -> None:
-    """Both ways. The folder of argv(name) is `tmp_path / name`."""
-    log = tmp_path / "calls.log"
-    rng = random.Random(seed)
-    once = in_a_process(main, argv("once"), log)
-    for _ in range(kills):
-        in_a_process(main, argv("often"), log, kill_after=max(1, int(once * rng.uniform(0.5, 0.9))))
-    # Something was complete before the last kill.
-    assert in_a_process(main, argv("often"), log) < once
-
-
-def results(folder):
+def results(folder) -> dict:
     """What word2world has written: texts, and weights as numbers."""
     found = {}
     for path in sorted(folder.iterdir()):
@@ -225,78 +66,74 @@ def results(folder):
             found[path.name] = json.loads(path.read_text())
             if isinstance(found[path.name], dict):
                 del found[path.name]["seconds"], found[path.name]["command"]
-    assert found
     return found
 
 
-FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "6", "--eval-tasks", "3"]
-TRAINING = ["--epochs", 3, "--batch", 2, "--lr", 1e-3]
-
-
-@pytest.fixture(scope="module")
-def worlds(games_root, shop, tmp_path_factory):
-    """Trajectories and a world model of each of the two environments, in folders of their names."""
-    root = tmp_path_factory.mktemp("worlds")
-    data = {"alfworld": str(games_root), "webshop": shop}
-    for env in data:
-        file = root / env / "trajectories.json"
-        run = [env, "--data", data[env], *FLAGS[:-4], "--max-turns", "20"]
-        word2world.main(["collect", *run, "--agents", "teacher", "--episodes", "4", "--out",
-                         str(file.parent)])
-        word2world.main(["train", *run, "--trajectories", str(file), "--width", "32", "--epochs",
-                         "2", "--batch", "2", "--out", str(root / f"{env}-wm")])
-    return root, data
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", ["collect", "train", "fidelity", "consistency", "verify", "imitate"]
-)
-def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch, command):
+def test_the_commands_of_word2world(shop, model, tmp_path, monkeypatch):
+    """Each in turn, on what the ones before it have written; train is cut, and repeated."""
     monkeypatch.setattr(commands, "SLOTS", 2)
-    root, data = worlds
-    env = "webshop" if command == "verify" else "alfworld"
-    file = root / env / "trajectories.json"
-    agent = ["--model", model, "--max-response-tokens", 4]
-    dream = ["--world-model", root / f"{env}-wm", "--answer-tokens", 6]
+    file = tmp_path / "collect" / "trajectories.json"
+    agent = ["--model", model, "--max-response-tokens", 4, "--max-prompt-tokens", 200]
+    dream = ["--world-model", tmp_path / "train", "--answer-tokens", 6]
+    training = ["--trajectories", file, "--epochs", 2, "--batch", 2, "--lr", 1e-3]
     words = {
-        "collect": [*agent, "--agents", "model", "teacher", "--episodes", 4],
-        "train": ["--trajectories", file, "--start", model, "--context", 300, "--limit", 3,
-                  *TRAINING],
+        "collect": ["--agents", "teacher", "random", "--episodes", 6, "--max-turns", 12],
+        "train": [*training, "--width", 32],
         "fidelity": ["--trajectories", file, *dream],
         "consistency": [*agent, *dream, "--agents", "model", "teacher"],
-        "verify": [*agent, *dream, "--agents", "model", "teacher", "--budgets", 0, 2],
-        "imitate": ["--trajectories", file, *agent, *TRAINING],
-    }[command]
-    words = [command, env, "--data", data[env], *words, *FLAGS]
-    words += ["--max-prompt-tokens", 200] if "--model" in words else []
+        "verify": [*agent, *dream, "--agents", "teacher", "--budgets", 0, 2],
+        "imitate": [*training, *agent],
+    }
 
-    def argv(name):
-        return [str(word) for word in (*words, "--out", tmp_path / name)]
+    def run(command: str, out: str) -> dict:
+        small = ["--data", shop, "--preset", "tiny", "--groups", 2, "--eval-tasks", 3]
+        small += [] if command == "collect" else ["--max-turns", 6]
+        line = [command, "webshop", *words[command], *small, "--out", tmp_path / out]
+        return word2world.main([str(word) for word in line])
 
-    killed_and_repeated(word2world.main, argv, tmp_path, command, kills=1)
-    assert results(tmp_path / "once") == results(tmp_path / "often")
-    assert not list((tmp_path / "often").glob("*.unfinished"))
+    assert run("collect", "collect")["won"]["teacher"] == 1.0
+    whole = run("train", "train")
+    with monkeypatch.context() as patch:
+        cut_in(patch, supervised, "fit_step", 4)
+        with pytest.raises(KeyboardInterrupt):
+            run("train", "again")
+        run("train", "again")
+    assert results(tmp_path / "again") == results(tmp_path / "train")
+    assert run("fidelity", "f")["n"] == sum(len(t["messages"]) // 2 for t in json.loads(
+        file.read_text()))
+    assert run("consistency", "c")["teacher"]["n"] == 3
+    assert run("verify", "v")["teacher, budget 2"]["checks"] > 0
+    assert run("imitate", "i")["rows"] > 3
+    with pytest.raises(UserError, match="has a config.json already, and no imitate.json"):
+        run("imitate", "train")
     # A rerun reads the result.
-    monkeypatch.setitem(commands.FUNCTIONS, command, None)
-    assert word2world.main(argv("once"))["seconds"] >= 0
+    monkeypatch.setitem(commands.FUNCTIONS, "train", None)
+    assert run("train", "train") == whole
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rwml", "early-experience"])
-def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, capsys, method):
+@pytest.mark.parametrize("method", ["rwml", "wm-sft", "early-experience"])
+def test_rwml_is_cut_and_repeated(games_root, tmp_path, monkeypatch, capsys, method):
     smaller = dict(tries=2, max_turns=6, warm_epochs=2, sft_epochs=2, answer_tokens=40)
     monkeypatch.setattr(rwml_settings, "TINY", rwml_settings.TINY | smaller)
     monkeypatch.setattr(early_experience, "BRANCHES", 2)
-    encoder = rwml_settings.load_encoder("minilm", "cpu")  # not again in each process
-    monkeypatch.setattr(rwml_settings, "load_encoder", lambda name, device: encoder)
 
-    def argv(name):
+    def run(name):
         once = ["--epochs", "1"] if method == "rwml" else []
         small = ["--tasks", "3", "--eval-tasks", "2", "--max-turns", "6", "--method", method]
-        return ["alfworld", "--out", str(tmp_path / name), "--data", str(games_root), *small, *once]
+        rwml_main(["alfworld", "--out", str(tmp_path / name), "--data", str(games_root), *small,
+                   *once])
 
-    killed_and_repeated(rwml_main, argv, tmp_path, method, kills=2)
+    run("once")
+    # The warm start, the filter's tries, and the second step of training.
+    last = (rwml, "update") if method == "rwml" else (supervised, "fit_step")
+    for owner, name in ((supervised, "fit_step"), (rwml, "tries"), last):
+        with monkeypatch.context() as patch:
+            cut_in(patch, owner, name, 1 if owner is rwml and name == "tries" else 2)
+            with pytest.raises(KeyboardInterrupt):
+                run("often")
+    run("often")
     folders = [tmp_path / "once", tmp_path / "often"]
     for name in ("triplets.jsonl", "held_out.jsonl", "filter.json", "start/model.safetensors"):
         first, other = ((folder / name).read_bytes() for folder in folders)
@@ -306,12 +143,11 @@ def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, capsys, 
     first, other = (newest_checkpoint(folder / method) for folder in folders)
     assert first.name == other.name
     assert (first / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert not list(folders[1].rglob("*.unfinished"))
     if method == "rwml":
-        check_the_folder_of_rwml(folders[0], first, argv("once"), capsys)
+        check_the_folder_of_rwml(folders[0], first, lambda: run("once"), capsys)
 
 
-def check_the_folder_of_rwml(out, checkpoint, flags, capsys):
+def check_the_folder_of_rwml(out, checkpoint, again, capsys):
     """Triplets and numbers of each update; a rerun does nothing again, and names what follows."""
     record = json.loads((out / "collected.json").read_text())
     assert len(read_triplets(out / "triplets.jsonl")) == record["triplets"] > 10
@@ -327,7 +163,7 @@ def check_the_folder_of_rwml(out, checkpoint, flags, capsys):
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert len(times) == 4
     capsys.readouterr()
-    rwml_main(flags)
+    again()
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert numbers(out / "rwml") == lines
     (command,) = re.findall("^python run_alfworld.py (.*)$", capsys.readouterr().out, re.M)

@@ -3,7 +3,7 @@
 A row is a TokenRow, as in RL, so batches, head and LoRA are those of update.py. Its targets are its
 response, its observation, or both; `given` positions of the observation are context. A conversation
 is one row: the first message is the prompt, the rest is the observation, with the other side's
-messages as `given`. For one process. With `pieces`, each epoch is stored (world_models/pieces.py).
+messages as `given`. For one process.
 
 Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
@@ -21,7 +21,6 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision
 from paw_min.update import GRAD_CLIP
-from world_models.pieces import Pieces
 
 
 def load(cfg: Config, model: str) -> Policy:
@@ -32,24 +31,21 @@ def load(cfg: Config, model: str) -> Policy:
 
 def fit(
     policy: Policy, optimizer, rows: list[TokenRow], *,
-    epochs: int, batch: int, warm_up: int, micro_tokens: int, seed_key: tuple,
-    pieces: Pieces | None = None, name: str = "fit",
+    epochs: int, batch: int, warm_up: int, micro_tokens: int, seed_key: tuple, name: str = "fit",
 ) -> list[float]:
     """Train on all rows `epochs` times, in random order -> loss of each step, nats per token.
 
     batch: rows per optimizer step. warm_up: steps in which the learning rate rises linearly to the
     optimizer's; then it is constant. micro_tokens: tokens per forward pass, padding included.
-    pieces: where each epoch is stored, as `name`; training goes on after the newest.
     The policy's sampling temperature has no effect: labels are not sampled.
     """
     sampling_temperature = policy.temperature
     policy.temperature = 1.0
     peak = [group["lr"] for group in optimizer.param_groups]
-    history = pieces.load(name, policy, optimizer) if pieces else []
+    history = []
     per_epoch = -(-len(rows) // batch)
     with progress_bar(epochs * per_epoch, name, "step") as bar:
-        bar.update(len(history))
-        for epoch in range(len(history) // per_epoch, epochs):
+        for epoch in range(epochs):
             order = list(range(len(rows)))
             generator(seed_key, epoch).shuffle(order)
             for start in range(0, len(order), batch):
@@ -57,18 +53,10 @@ def fit(
                 for group, rate in zip(optimizer.param_groups, peak, strict=True):
                     group["lr"] = rate * min(1.0, step / max(1, warm_up))
                 mini = order[start : start + batch]
-                try:
-                    loss = fit_step(policy, optimizer, rows, mini, micro_tokens, step)
-                except UserError:
-                    if pieces:
-                        pieces.remove()  # another learning rate starts from the beginning
-                    raise
-                history.append(loss)
+                history.append(fit_step(policy, optimizer, rows, mini, micro_tokens, step))
                 bar.update(1)
             average = mean(history[-per_epoch:])
             say(f"{name}: epoch {epoch + 1} of {epochs}, {average:.4f} nats per token")
-            if pieces:
-                pieces.save(name, policy, optimizer, history)
     policy.temperature = sampling_temperature
     return history
 

@@ -39,14 +39,12 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running.session import Session
 from paw_min.update import optimize, prepare
-from world_models.pieces import Pieces
 from world_models.rwml.triplets import Triplet, prompt_text
 
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # training's tau_d minus the filter's, Table A2 ...
 STEP = 0.2  # ... which is rounded to a multiple of this
 THRESHOLDS = (0.01, 0.5)  # range of the filter's tau_d: above, generic answers pass (Table A2)
-PART = 64  # triplets that the filter tries at a time
 
 
 # ---- answers and their reward (2.2) ----
@@ -95,16 +93,13 @@ def quality(
 
 def predict(
     sampler, prompts: list[list[int]], n_answers: int, *,
-    temperature: float, max_tokens: int, seed_key: tuple[int, ...], first: int = 0,
+    temperature: float, max_tokens: int, seed_key: tuple[int, ...],
 ) -> list[list[Response]]:
-    """`n_answers` answers to each prompt, within sampler.sync(policy).
-
-    first: position of the first prompt, where they are some of a list.
-    """
+    """`n_answers` answers to each prompt, within sampler.sync(policy)."""
     total = len(prompts) * n_answers
     queue = deque()
     for i in range(total):
-        seed = request_seed(*seed_key, first * n_answers + i)
+        seed = request_seed(*seed_key, i)
         queue.append(Request(i, prompts[i // n_answers], seed))
     found = {}
     with progress_bar(total, "predict", "answer") as bar:
@@ -154,26 +149,19 @@ def filtered(nearest: list[float], easy_share: float, rng: random.Random) -> Fil
 
 def tries(
     cfg: Config, policy: Policy, sampler, encoder: Encoder, triplets: list[Triplet], k: int,
-    max_tokens: int, pieces: Pieces,
+    max_tokens: int,
 ) -> list[float]:
-    """K answers to each triplet -> the smallest distance. The answers to some are a piece.
+    """K answers to each triplet -> the smallest distance.
 
     policy: a copy of the model that has learned the task from the other 10 % of the triplets, with
     labels without a thought, and is asked in the same way.
     """
     prompts = [policy.encode_chat(prompt_text(cfg, t, reason=False)) for t in triplets]
-
-    def ask(first: int, some: list[list[int]]) -> list[str | None]:
-        with sampler.sync(policy):
-            answers = predict(
-                sampler, some, k, temperature=1.0, max_tokens=max_tokens, seed_key=(cfg.seed, 0),
-                first=first,
-            )
-        return predictions_of(policy, answers)
-
-    parts = pieces.parts("tries", prompts, PART, list[str | None], ask)
-    predictions = [prediction for part in parts for prediction in part]
-    d = distances(encoder, predictions, truths_of(policy, triplets, k))
+    with sampler.sync(policy):
+        answers = predict(
+            sampler, prompts, k, temperature=1.0, max_tokens=max_tokens, seed_key=(cfg.seed, 0)
+        )
+    d = distances(encoder, predictions_of(policy, answers), truths_of(policy, triplets, k))
     return [min(d[i : i + k]) for i in range(0, len(d), k)]
 
 

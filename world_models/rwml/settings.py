@@ -7,6 +7,7 @@ from paw_min.base.distributed import refuse_ranks, usual_device
 from paw_min.base.errors import Parser, UserError
 from paw_min.base.files import expanded, writing
 from paw_min.config import (
+    FREE_TO_CHANGE,
     PAW,
     RL,
     Config,
@@ -22,11 +23,13 @@ from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.config_json import public
 from paw_min.running.session import check_machine
-from world_models.pieces import FREE_IN_STAGES, Pieces
 
-METHODS = ("rwml", "wm-sft", "early-experience")
+STAGES = ("rwml", "wm-sft", "early-experience")
 ENCODER_TOKENS = 512  # longest text that E reads
 RWML = "RWML"
+# Settings of the agent that do not change what a stage stores. These three may change in a run of
+# RL, but here they decide what is played.
+FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt_tokens"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class RwmlSettings:
     """RWML's settings beyond those of RL; the defaults are the paper's for ALFWorld."""
 
     # Each has a run folder of its own.
-    method: str = opt(RWML, "rwml", "what trains the model before RL", choices=METHODS)
+    method: str = opt(RWML, "rwml", "what trains the model before RL", choices=STAGES)
     encoder: str = opt(
         RWML, "minilm", "sentence encoder E, folder or hub name; minilm is in a package"
     )
@@ -101,10 +104,6 @@ class RwmlJob:
         agent = {k: v for k, v in public(self.cfg).items() if k not in others}
         rwml = {f"rwml {k}": v for k, v in asdict(self.settings).items() if k not in own}
         return agent | rwml
-
-    def pieces(self, what: str) -> Pieces:
-        """What is complete of a stage in `folder`."""
-        return Pieces(self.folder / f"{what}.unfinished", self.shared())
 
 
 def parse(doc: str, argv: list[str] | None = None) -> RwmlJob:

@@ -1,4 +1,4 @@
-"""The command of RWML: its stages, each of which a rerun skips or resumes.
+"""The command of RWML: its stages. A rerun skips those that are complete.
 
     python -m world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
 
@@ -12,8 +12,8 @@ METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets
 thought) or early-experience (early_experience.py).
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
-filter.json, and a run folder per method. Rerunning the command resumes, in every stage
-(world_models/pieces.py). One process, on one GPU.
+filter.json, and a run folder per method. RWML's updates resume from the last checkpoint, as in RL;
+another stage that was killed starts again (world_models/stage.py). One process, on one GPU.
 
 The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
 has the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper, whose
@@ -47,7 +47,6 @@ from paw_min.running.session import (
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite
 from world_models import rwml
-from world_models.pieces import Pieces, stage
 from world_models.rwml import early_experience
 from world_models.rwml.settings import RwmlJob, parse
 from world_models.rwml.triplets import (
@@ -61,6 +60,7 @@ from world_models.rwml.triplets import (
     sft_row,
     write_triplets,
 )
+from world_models.stage import run_stage
 from world_models.supervised import fit, load
 
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> None:
     # Another command may use the same triplets, but not while they are made.
     lock = lock_folder(job.folder, "--out")
     path = job.folder / "collected.json"
-    record = stage(path, job.shared(), lambda: make_triplets(job))
-    job.pieces("collect").remove()
+    writes = ("triplets.jsonl", "held_out.jsonl", "start")
+    record = run_stage(path, job.shared(), writes, lambda: make_triplets(job))
     with reading(path):
         say(found_in(record["counts"], record["triplets"]))
         say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
@@ -84,8 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     validation, others = split(job, read_triplets(job.folder / "triplets.jsonl"))
     held_out = read_triplets(job.folder / "held_out.jsonl")
     path = job.folder / "filter.json"
-    found = stage(path, job.shared(), lambda: asdict(make_filter(job, validation, others)))
-    job.pieces("filter").remove()
+    found = run_stage(path, job.shared(), (), lambda: asdict(make_filter(job, validation, others)))
     lock.release()
     with reading(path):
         tau = rwml.training_threshold(found["threshold"])
@@ -101,25 +100,21 @@ def main(argv: list[str] | None = None) -> None:
 def make_triplets(job: RwmlJob) -> dict:
     """Collect -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json."""
     settings = job.settings
-    pieces = job.pieces("collect")
-    for name in ("triplets.jsonl", "held_out.jsonl", "start", "start.partial"):
-        pieces.refuse_to_overwrite(job.folder / name)
     tasks = find_tasks(replace(job.cfg, groups=settings.tasks))
     found = collect(
-        job.cfg, tasks, pieces, n_tasks=settings.tasks, episodes=settings.episodes,
+        job.cfg, tasks, n_tasks=settings.tasks, episodes=settings.episodes,
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
     )
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
-        pieces.remove()  # other tasks start from the beginning
         raise UserError(f"{found_in(found.counts, len(found.triplets))}. These are too few: use "
                         "more --tasks; if most are too_long, raise --answer-tokens and "
                         "--max-prompt-tokens.")
-    write_triplets(job.folder / "triplets.jsonl", found.triplets)
+    make_start(job, split(job, found.triplets)[0], found.acts)
     # The panel is in the order of the task types.
     n_held_out = min(HELD_OUT, len(found.held_out))
     drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
     write_triplets(job.folder / "held_out.jsonl", drawn)
-    make_start(job, pieces, split(job, found.triplets)[0], found.acts)
+    write_triplets(job.folder / "triplets.jsonl", found.triplets)
     return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
 
 
@@ -136,9 +131,7 @@ def split(job: RwmlJob, triplets: list[Triplet]) -> tuple[list[Triplet], list[Tr
     return order[:n], order[n:]
 
 
-def make_start(
-    job: RwmlJob, pieces: Pieces, validation: list[Triplet], acts: list[TokenRow]
-) -> None:
+def make_start(job: RwmlJob, validation: list[Triplet], acts: list[TokenRow]) -> None:
     """start/: the model, with the tags in its vocabulary and the format in its habits.
 
     acts: the model's own responses. The warm start rehearses as many of them as there are labels:
@@ -151,7 +144,7 @@ def make_start(
         rng = generator("rehearsal", job.cfg.seed)
         rows += rng.sample(acts, min(len(rows), len(acts)))
         optimizer = sft_optimizer(job, policy)
-        supervise(job, pieces, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
+        supervise(job, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
     with replacing(job.folder / "start") as partial:
         policy.save(partial)
 
@@ -172,7 +165,6 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
     """E1: a copy of the start model learns the task from the 10 %, and tries the others."""
     cfg = job.cfg
     settings = job.settings
-    pieces = job.pieces("filter")
     start = str(job.folder / "start")
     with loaded_for_answers(cfg, start, settings.answer_tokens) as (policy, sampler):
         if cfg.lora_rank:
@@ -181,10 +173,9 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
             policy.model.gradient_checkpointing_enable()
         rows = [sft_row(cfg, policy, triplet) for triplet in validation]
         optimizer = sft_optimizer(job, policy)
-        supervise(job, pieces, policy, optimizer, rows, settings.sft_epochs, "filter")
+        supervise(job, policy, optimizer, rows, settings.sft_epochs, "filter")
         nearest = rwml.tries(
-            cfg, policy, sampler, job.encoder, others, settings.tries, settings.answer_tokens,
-            pieces,
+            cfg, policy, sampler, job.encoder, others, settings.tries, settings.answer_tokens
         )
     result = rwml.filtered(nearest, settings.easy_share, generator("too easy", cfg.seed))
     if not result.kept:
@@ -205,7 +196,6 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
     else:
         cfg = replace(cfg, lr=job.settings.sft_lr, kl_coef=0.0)
     with open_session(cfg) as s:
-        pieces = job.pieces(f"{cfg.name}/train")
         if not s.run.metrics():
             s.run.log({"update": 0} | measure(job, s, held_out, tau))
         if s.done < cfg.updates:
@@ -214,13 +204,12 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
             elif method == "wm-sft":
                 rows = [sft_row(cfg, s.policy, t) for t in kept]
                 epochs = job.settings.sft_epochs
-                metrics = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "wm-sft")
+                metrics = supervise(job, s.policy, s.optimizer, rows, epochs, "wm-sft")
             else:
-                metrics = train_on_expert(job, pieces, s)
+                metrics = train_on_expert(job, s)
             metrics |= measure(job, s, held_out, tau)
             s.run.log({"update": cfg.updates} | metrics)
             s.run.save(s.policy, s.optimizer, cfg.updates)
-        pieces.remove()
         show_change(s)
         checkpoint = s.run.checkpoint()
     say("then RL:")
@@ -253,7 +242,7 @@ def train_rwml(
     return metrics
 
 
-def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float]:
+def train_on_expert(job: RwmlJob, s: Session) -> dict[str, float]:
     """early_experience.py: prediction for one epoch, then imitation -> metrics."""
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
@@ -261,16 +250,15 @@ def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float
     branches = early_experience.branches(cfg, s.pool, demonstrations)
     branches = fitting(cfg, s.policy, branches, job.settings.answer_tokens)
     labels = [sft_row(cfg, s.policy, t) for t in branches]
-    supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
+    supervise(job, s.policy, s.optimizer, labels, 1, "branches")
     rows = early_experience.imitation_rows(cfg, s.policy, demonstrations)
     epochs = job.settings.sft_epochs
-    imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")
+    imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
     return imitated | {"branches": len(branches)}
 
 
 def supervise(
-    job: RwmlJob, pieces: Pieces, policy: Policy, optimizer, rows: list[TokenRow], epochs: int,
-    what: str,
+    job: RwmlJob, policy: Policy, optimizer, rows: list[TokenRow], epochs: int, what: str
 ) -> dict[str, float]:
     """Cross entropy on the labels of these rows -> metrics. what: its name."""
     if not rows:
@@ -279,8 +267,7 @@ def supervise(
     policy.train()
     losses = fit(
         policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
-        micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed),
-        pieces=pieces, name=what,
+        micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed), name=what,
     )
     steps = f"{len(rows)} labels, {len(losses)} steps"
     say(f"{what}: {steps}, {losses[0]:.3f} to {losses[-1]:.3f} nats per token")

@@ -26,7 +26,6 @@ from paw_min.running.checked_json import exact, parse_as
 from paw_min.running.evaluate import evaluate
 from paw_min.running.session import PANEL_SLOTS, start_model
 from paw_min.running.tasks import draw_groups
-from world_models.pieces import Pieces
 
 TAG_TOKENS = 16  # tokens that an answer needs for its tags and end token
 # Why a step is not a triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say
@@ -155,13 +154,9 @@ class Collected:
 
 
 def collect(
-    cfg: Config, tasks: Tasks, pieces: Pieces, *,
-    n_tasks: int, episodes: int, max_turns: int, answer_tokens: int,
+    cfg: Config, tasks: Tasks, *, n_tasks: int, episodes: int, max_turns: int, answer_tokens: int
 ) -> Collected:
-    """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel.
-
-    The episodes that share a pool are a piece.
-    """
+    """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
     drawn = draw_groups(tasks.train, n_tasks, cfg.seed, 0)
     played = [task for task in drawn for _ in range(episodes)]
     slots = min(max(len(played), len(tasks.held_out)), PANEL_SLOTS)
@@ -169,21 +164,12 @@ def collect(
         loaded_for_answers(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
         closing(tasks.make_pool(slots)) as pool,
     ):
-
-        def play_some(first: int, some: list[str]) -> list[Episode]:
-            with sampler.sync(policy):
-                return rollout(
-                    replace(cfg, max_turns=max_turns), policy, sampler, pool, some,
-                    range(len(some)), temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
-                    numbered_from=first,
-                ).episodes
-
-        def play_panel() -> list[Episode]:
-            return evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
-
-        parts = pieces.parts("episodes", played, PANEL_SLOTS, list[Episode], play_some)
-        rolled = [episode for part in parts for episode in part]
-        panel = pieces.once("panel", list[Episode], play_panel)
+        with sampler.sync(policy):
+            rolled = rollout(
+                replace(cfg, max_turns=max_turns), policy, sampler, pool, played,
+                range(len(played)), temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
+            ).episodes
+        panel = evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
         found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
         triplets = fitting(cfg, policy, found.triplets, answer_tokens)
         held_out = fitting(cfg, policy, triplets_of(cfg, panel).triplets, answer_tokens)

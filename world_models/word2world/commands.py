@@ -24,16 +24,13 @@ All other flags are those of the run scripts: --model is the agent, --eval-tasks
 held-out tasks, --max-turns the most steps of an episode (50).
 
 Each command writes <command>.json to its folder when it is complete, with `command`, the command
-line, and `seconds`, the seconds since the command was last started. A rerun skips what is complete,
-even of a command that was killed: episodes, 64 at a time, the answers to a trajectory, epochs of
-training (world_models/pieces.py). trajectories.py and this folder's README.md have the deviations.
+line, and `seconds`. A rerun skips a complete command (world_models/stage.py). trajectories.py and
+this folder's README.md have the deviations.
 """
 
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from paw_min.base.console import say
@@ -44,22 +41,18 @@ from paw_min.envs.interface import Pool, Tasks
 from paw_min.metrics import mean
 from paw_min.running.runs import lock_folder
 from paw_min.running.session import find_tasks
-from world_models.pieces import Pieces, digest, stage
+from world_models.stage import run_stage
 from world_models.word2world.dream import VerifiedPool
 from world_models.word2world.measures import (
     SLOTS,
     measure_consistency,
     measure_fidelity,
 )
-from world_models.word2world.players import Play, open_agent
+from world_models.word2world.players import open_agent
 from world_models.word2world.prompted import load_prompted
 from world_models.word2world.settings import Word2WorldJob, parse
 from world_models.word2world.training import imitate, load_world_model, train
-from world_models.word2world.trajectories import (
-    Trajectory,
-    read_trajectories,
-    write_trajectories,
-)
+from world_models.word2world.trajectories import read_trajectories, write_trajectories
 from world_models.word2world.world_model import WorldModel
 
 # ---- commands ----
@@ -76,23 +69,10 @@ def open_world_model(job: Word2WorldJob, evaluated: list[str]) -> WorldModel:
     )
 
 
-def play_in_parts(
-    pieces: Pieces, what: str, play: Play, pool: Pool, tasks: list[str]
-) -> list[Trajectory]:
-    """One episode per task; those of SLOTS tasks are a piece."""
-
-    def play_some(first: int, some: list[str]) -> list[Trajectory]:
-        return play(pool, some, first)
-
-    parts = pieces.parts(what, tasks, SLOTS, list[Trajectory], play_some)
-    return [trajectory for part in parts for trajectory in part]
-
-
 def collect(job: Word2WorldJob) -> dict:
     """Play the training tasks in turn; all episodes are kept, won or not."""
     cfg = job.cfg
     settings = job.settings
-    pieces = job.pieces()
     tasks = find_tasks(job.cfg)
     source = tasks.train if settings.split == "train" else tasks.held_out
     chosen = [source[k % len(source)] for k in range(settings.episodes or len(source))]
@@ -107,7 +87,7 @@ def collect(job: Word2WorldJob) -> dict:
             open_agent(cfg, name, settings.slips) as play,
             closing(tasks.make_pool(min(SLOTS, len(mine)))) as pool,
         ):
-            played = play_in_parts(pieces, name, play, pool, mine)
+            played = play(pool, mine, name)
         won[name] = mean([t.won for t in played])
         say(f"{name}: {len(played)} episodes, {won[name]:.4f} won")
         found += played
@@ -123,13 +103,7 @@ def collect(job: Word2WorldJob) -> dict:
 def fidelity(job: Word2WorldJob) -> dict:
     trajectories = read_trajectories(job.settings.trajectories)
     world_model = open_world_model(job, [trajectory.task for trajectory in trajectories])
-    pieces = job.pieces()
-
-    def answers(trajectory: Trajectory) -> list[str | None]:
-        key = f"answers {digest(trajectory)}"
-        return pieces.once(key, list[str | None], partial(world_model.answers, trajectory))
-
-    return measure_fidelity(answers, trajectories)
+    return measure_fidelity(world_model.answers, trajectories)
 
 
 def held_out(cfg: Config, tasks: Tasks) -> list[str]:
@@ -140,38 +114,25 @@ def held_out(cfg: Config, tasks: Tasks) -> list[str]:
 def consistency(job: Word2WorldJob) -> dict[str, dict]:
     """Real, WM and W2R of each agent on one list of held-out episodes."""
     cfg = job.cfg
-    pieces = job.pieces()
     tasks = find_tasks(job.cfg)
     chosen = held_out(cfg, tasks)
     found = {}
     for name in job.settings.agents:
         with open_agent(cfg, name, job.settings.slips) as play:
 
-            def stored(where: str, pool: Pool, tasks: list[str], name=name, play=play):
-                return play_in_parts(pieces, f"{name}, {where}", play, pool, tasks)
+            def play_in(where: str, pool: Pool, tasks: list[str], name=name, play=play):
+                return play(pool, tasks, f"{name}, {where}")
 
             predict = open_world_model(job, chosen).predict
-            found[name] = measure_consistency(
-                cfg.env, predict, tasks.make_pool, chosen, stored
-            )
+            found[name] = measure_consistency(cfg.env, predict, tasks.make_pool, chosen, play_in)
         shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
         say(f"{name}: {shown}")
     return found
 
 
-@dataclass
-class Verified:
-    """Episodes of an agent whose purchases were checked."""
-
-    won: list[bool]
-    checks: int
-    vetoes: int
-
-
 def verify(job: Word2WorldJob) -> dict[str, dict]:
     """Success in the environment for each agent and budget of simulated purchases."""
     cfg = job.cfg
-    pieces = job.pieces()
     tasks = find_tasks(job.cfg)
     chosen = held_out(cfg, tasks)
     found = {}
@@ -179,20 +140,12 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
         with open_agent(cfg, name, job.settings.slips) as play:
             predict = open_world_model(job, chosen).predict
             for budget in job.settings.budgets:
-
-                def play_some(first: int, some: list[str], play=play, budget=budget) -> Verified:
-                    real = tasks.make_pool(len(some))
-                    with closing(VerifiedPool(cfg.env, real, predict, budget)) as pool:
-                        won = [t.won for t in play(pool, some, first)]
-                    return Verified(won, pool.checks, pool.vetoes)
-
                 what = f"{name}, budget {budget}"
-                parts = pieces.parts(what, chosen, SLOTS, Verified, play_some)
-                won = [one for part in parts for one in part.won]
+                real = tasks.make_pool(min(SLOTS, len(chosen)))
+                with closing(VerifiedPool(cfg.env, real, predict, budget)) as pool:
+                    won = [t.won for t in play(pool, chosen, what)]
                 found[what] = {
-                    "won": mean(won), "n": len(won),
-                    "checks": sum(part.checks for part in parts),
-                    "vetoes": sum(part.vetoes for part in parts),
+                    "won": mean(won), "n": len(won), "checks": pool.checks, "vetoes": pool.vetoes,
                 }
                 say(f"{what}: {mean(won):.4f} won")
     return found
@@ -205,7 +158,9 @@ FUNCTIONS = {  # one for each of settings.COMMANDS
     "verify": verify, "imitate": imitate,
 }
 # What a command writes besides its JSON file, and never over the file of another command.
-OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "config.json"}
+OUTPUTS = {
+    "collect": ("trajectories.json",), "train": ("config.json",), "imitate": ("config.json",),
+}
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -213,7 +168,6 @@ def main(argv: list[str] | None = None) -> dict:
     job = parse(__doc__, sys.argv[1:] if argv is None else argv)
 
     def make() -> dict:
-        job.pieces().refuse_to_overwrite(job.out / OUTPUTS.get(job.command, f"{job.command}.json"))
         say(f"{job.command} {job.cfg.env}: to {job.out}")
         began = time.perf_counter()
         found = FUNCTIONS[job.command](job)
@@ -223,8 +177,7 @@ def main(argv: list[str] | None = None) -> dict:
         job.out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(job.out, "--out")
     path = job.out / f"{job.command}.json"
-    found = stage(path, {"command": job.line}, make)
-    job.pieces().remove()
+    found = run_stage(path, {"command": job.line}, OUTPUTS.get(job.command, ()), make)
     lock.release()
     numbers = [f"{name} {x:.4f}" for name, x in found.items() if isinstance(x, float)]
     say(f"{path}: {', '.join(numbers)}")

@@ -24,8 +24,8 @@ from world_models.teachers.webshop import Shopper
 from world_models.word2world.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
-# (pool, tasks, number of the first one) -> one episode per task. Draws depend on the number.
-Play = Callable[[Pool, list[str], int], list[Trajectory]]
+# (pool, tasks, name of the progress bar) -> one episode per task
+Play = Callable[[Pool, list[str], str], list[Trajectory]]
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
 
 
 def play_model(
-    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], first: int = 0
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], label: str = "play"
 ) -> list[Trajectory]:
     """One episode per task by a language model, at --temperature (1, as in the paper)."""
     recorder = Recorder(cfg.env, pool)
@@ -49,8 +49,8 @@ def play_model(
     with sampler.sync(policy):
         episodes = rollout(
             cfg, policy, sampler, recorder, tasks, range(len(tasks)),
-            temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
-            benchmark=replace(BENCHMARKS[cfg.env], cut_prompts=True), numbered_from=first,
+            temperature=cfg.temperature, seed_key=(cfg.seed, 0), label=label,
+            benchmark=replace(BENCHMARKS[cfg.env], cut_prompts=True),
         ).episodes
     for trajectory, episode in zip(recorder.trajectories, episodes, strict=True):
         trajectory.responses = [step.response for step in episode.transitions]
@@ -58,16 +58,16 @@ def play_model(
 
 
 def play_rules(
-    cfg: Config, name: str, slips: float, pool: Pool, tasks: list[str], first: int = 0
+    cfg: Config, name: str, slips: float, pool: Pool, tasks: list[str], label: str = "play"
 ) -> list[Trajectory]:
     """The same by the rule-based teacher, or by a player of random commands."""
 
     def start(number: int, task: str, context: Context) -> RulePlayer:
-        rng = generator(name, cfg.seed, first + number)
+        rng = generator(name, cfg.seed, number)
         return RulePlayer(cfg.env, name, slips, rng)
 
     recorder = Recorder(cfg.env, pool)
-    episodes = play(cfg.env, recorder, tasks, start, cfg.max_turns, "play")
+    episodes = play(cfg.env, recorder, tasks, start, cfg.max_turns, label)
     for trajectory, steps in zip(recorder.trajectories, episodes, strict=True):
         trajectory.responses = [step.response for step in steps]
     return recorder.trajectories

@@ -1,6 +1,6 @@
 """What the command line of Word2World asks for: settings, and flags that do not fit."""
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
 from paw_min.base.distributed import refuse_ranks
@@ -16,8 +16,6 @@ from paw_min.config import (
     parse_config,
 )
 from paw_min.envs.benchmarks import presets_of
-from paw_min.running.config_json import public
-from world_models.pieces import FREE_IN_STAGES, Pieces
 from world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop")
@@ -88,13 +86,6 @@ class Word2WorldJob:
     cfg: Config  # settings of the benchmark and the agent
     settings: Word2WorldSettings
     out: Path
-
-    def pieces(self) -> Pieces:
-        """What is complete of this command."""
-        free = ("name", *FREE_IN_STAGES)
-        cfg = {k: v for k, v in public(self.cfg).items() if k not in free}
-        own = {f"word2world {k}": str(v) for k, v in asdict(self.settings).items()}
-        return Pieces(self.out / f"{self.command}.unfinished", cfg | own)
 
 
 def parse(doc: str, argv: list[str]) -> Word2WorldJob:

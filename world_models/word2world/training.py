@@ -95,11 +95,10 @@ def fit_and_save(
     policy.train()
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
-    pieces = job.pieces()
     losses = fit(
         policy, optimizer, rows,
         epochs=job.settings.epochs, batch=job.settings.batch, warm_up=WARM_UP,
-        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed), pieces=pieces,
+        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed),
     )
     with writing(str(job.out)):
         policy.save(job.out)
@@ -131,13 +130,6 @@ class Together:
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
-
-    def state_dict(self) -> dict:
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-
-    def load_state_dict(self, state: dict) -> None:
-        for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(one)
 
 
 def load_world_model(folder: Path, cfg: Config, answer_tokens: int) -> WorldModel:

@@ -1,0 +1,36 @@
+"""A stage of a long command: its result is a JSON file, and a rerun skips what has one.
+
+A stage that was killed starts again, and draws the same numbers: from keys of its own (seeds.py).
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from paw_min.base.errors import UserError
+from paw_min.base.files import parse_json, reading, replace_text
+
+
+def run_stage(
+    path: Path, settings: dict[str, object], writes: tuple[str, ...], make: Callable[[], dict]
+) -> dict:
+    """The JSON at `path`: made unless it is there, and then read.
+
+    settings: what the result depends on, such as its command; the file begins with them. writes:
+    what `make` writes beside `path`. UserError if the result has other settings, or if one of these
+    is there without it: something else has made it.
+    """
+    if not path.is_file():
+        for name in writes:
+            if os.path.lexists(path.with_name(name)):
+                raise UserError(f"{path.parent} has a {name} already, and no {path.name}: choose "
+                                f"another --out, or delete {name}.")
+        replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
+    with reading(path):
+        found = parse_json(path.read_bytes())
+        others = [f"{key} {found[key]!r}" for key in settings if found[key] != settings[key]]
+    if others:
+        raise UserError(f"{path} was made with {', '.join(others)}: repeat that, or choose "
+                        "another --out.")
+    return found
