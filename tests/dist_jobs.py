@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import torch
 
-from examples.conflict import gradient_conflict
 from paw_min.base import distributed
 from paw_min.config import Config
 from paw_min.model.lora import full_weights
@@ -110,7 +109,7 @@ def resume(folder: str, shard: bool = False) -> None:
 
 @UNCLIPPED
 def ppo_updated(settings: dict, shard: bool = False) -> dict:
-    """Metrics and weights after one update of policy and critic with PaW, and their conflict."""
+    """Metrics and weights after one update of policy and critic with PaW."""
     cfg = Config(**PPO | dict(lr=1e-3, shard=shard) | settings)
     policy = make_critic(make_policy())
     if shard:
@@ -118,7 +117,6 @@ def ppo_updated(settings: dict, shard: bool = False) -> dict:
     optimizer = optimizer_of(policy, cfg, lr_factor=1)
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     rows, metrics = learn_values(cfg, policy, optimizer, rows, (0, 0))
-    metrics |= gradient_conflict(cfg, policy, rows, (0, 0))
     metrics |= optimize(cfg, policy, optimizer, rows, (0, 0))
     timeless = {k: v for k, v in metrics.items() if k != "tokens_forward"}
     weights = {n: whole(p).detach() for n, p in policy.named_parameters()}

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from paw_min import cmae
 from paw_min.base.errors import UserError
 from paw_min.rows import TokenRow
-from research.paper import fig2ab, fig2c, transitions
+from research.paper import fig2c, transitions
 from research.paper.transitions import TextRow
 from tests.helpers import make_policy, plain_logp
 
@@ -76,34 +76,6 @@ def test_observations_are_scored_at_temperature_1(config):
     for r, ours in zip(rows, logps):
         expected = plain_logp(policy, r)[len(r.response_ids) :]
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
-
-
-def test_conflicts_by_hand():
-    rows = [
-        row("desk", "open", "a pen"), row("desk", "open", "a cup", prompt=(4,)),
-        row("desk", "open", "a pen", task="u"), row("desk", "look", "x"), row("desk", "look", "x"),
-        row("bed", "look", "y", prompt=(5,)), row("bed", "look", ""),
-    ]
-    counts = [fig2ab.count(fig2ab.grouped(rows, key)) for key in fig2ab.KEYS]
-    assert counts == [
-        fig2ab.Counts(keys=3, repeated=2, conflicts=1, rows=3),
-        fig2ab.Counts(keys=4, repeated=2, conflicts=1, rows=2),
-        fig2ab.Counts(keys=4, repeated=2, conflicts=0, rows=0),
-    ]
-    assert fig2ab.mark_difference("you see a pen 1", "you see nothing") == (
-        "you see {{a pen 1}}", "you see {{nothing}}",
-    )
-    (found,) = fig2ab.conflicts(fig2ab.grouped(rows))
-    assert "3 times, in 2 task(s), with 2 different" in fig2ab.example(found)
-
-
-def test_fig2ab_on_a_run(finished, tmp_path, capsys):
-    argv = [str(finished), "--episodes", "8", "--out", str(tmp_path)]
-    fig2ab.main(argv)
-    counts = json.loads((tmp_path / "fig2ab-alfworld.json").read_text())["o_t, command"]
-    rows = transitions.play(transitions.arguments("", argv)).rows
-    assert counts["keys"] == len({(row.observation, row.command) for row in rows}) > 1
-    assert f"| o_t, command | {counts['keys']} |" in capsys.readouterr().out
 
 
 def test_fig2c_refuses_other_benchmarks():

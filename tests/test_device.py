@@ -30,7 +30,7 @@ DREAM = f"--world-model dream --answer-tokens 4 {SMALL}"
 
 # Rollout, update, evaluation, checkpoint. The numbers of NAME are in runs/NAME/metrics.jsonl.
 RUNS = {
-    "grpo": f"-m examples.conflict search {SIZES}",
+    "grpo": f"-m examples.probable search {SIZES}",
     "gigpo": f"{SHOP} --algo gigpo",
     "ppo": f"{SEARCH} --algo ppo {QUICK}search",
     "lora": f"{SEARCH} --lora-rank 4 --grad-checkpointing --precision bf16 {QUICK}search",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples import conflict, inverse_dynamics, multi_step, probable, tapo
+from examples import inverse_dynamics, multi_step, probable, tapo
 from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
@@ -30,11 +30,7 @@ from tests.helpers import (
     ROWS,
     SMOLLM2,
     make_policy,
-    of_mini,
     plain_logp,
-    run,
-    start,
-    step_of,
     weights_of,
 )
 
@@ -138,7 +134,7 @@ def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
 def test_the_first_word_is_a_benchmark_or_a_world(argv, part, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match=f"^error: .*{part}"):
-        cli.fork(conflict.conflict, {}, "doc")
+        cli.fork(probable.probable, {}, "doc")
 
 
 @pytest.mark.parametrize("flags", ["--no-paw", "--preset tiny echo", "--no-paw --dry-run"])
@@ -156,7 +152,7 @@ def test_a_fork_refuses_a_baseline_before_its_start_model_is_made(
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_the_help_of_a_fork_has_its_docstring_and_the_first_words(flag, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["x", flag])
-    cli.fork(conflict.conflict, {}, "What it computes.")
+    cli.fork(probable.probable, {}, "What it computes.")
     printed = capsys.readouterr().out
     assert printed.startswith("What it computes.") and "alfworld, webshop" in printed
 
@@ -375,38 +371,6 @@ def test_tapos_rows_token_by_token():
     batch = collate([first], [True], policy.pad_id)
     assert batch.ids[0].tolist() == first.prompt_ids + first.obs_ids
     assert batch.obs_mask.all() and not batch.response_mask.any()
-
-
-# ---- gradient conflict ----
-
-
-@pytest.mark.parametrize("mini_batch", [0, 8])
-def test_conflict_is_that_of_the_two_gradients(mini_batch):
-    """With one mini-batch, the two gradients are those of whole updates, from SGD's steps."""
-    cfg, policy = Config(**BASE | dict(mini_batch=mini_batch, micro_tokens=60)), make_policy()
-    rows = prepare(cfg, policy, None, flatten(EPISODES))
-    measured = conflict.gradient_conflict(cfg, policy, rows, (0, 0))
-    assert all(p.grad is None for p in policy.parameters())
-    if mini_batch:  # those of its first mini-batch alone, the world model's scaled up
-        mini = mini_batches(len(ROWS), cfg.mini_batch, (0, 0))[0]
-        alone = conflict.gradient_conflict(Config(**BASE), policy, of_mini(rows, mini), (0, 0))
-        alone["grad_norm_wm"] *= len(ROWS) / len(mini)
-        assert measured == pytest.approx(alone, rel=1e-3) and len(mini) < len(ROWS)
-        return
-    rl = step_of(paw=False)
-    wm = step_of() - rl
-    cosine = torch.dot(rl, wm) / (rl.norm() * wm.norm())
-    assert measured["grad_norm_rl"] == pytest.approx(rl.norm().item(), rel=1e-3)
-    assert measured["grad_norm_wm"] == pytest.approx(wm.norm().item(), rel=1e-3)
-    assert measured["grad_cosine"] == pytest.approx(cosine.item(), abs=1e-3)
-
-
-def test_measuring_the_conflict_changes_nothing():
-    cfg = Config(**BASE)
-    s = session(cfg.lr)
-    metrics = conflict.conflict(cfg, s, prepared(cfg, s), 0)
-    assert torch.equal(weights_of(s.policy), run()[0]) and not torch.equal(run()[0], start())
-    assert {"grad_norm_rl", "grad_norm", "loss_wm"} <= set(metrics)
 
 
 # ---- several steps, equal transitions once ----

@@ -2,7 +2,6 @@
 
     python -m research.boxes.study run      what runs.jsonl lacks, seed by seed
     python -m research.boxes.study table    all runs as tables, and both pictures
-    python -m research.boxes.study norms    norms.json
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/boxes. A finished one is
 a line of runs.jsonl and is not repeated, on another machine either.
@@ -11,18 +10,10 @@ a line of runs.jsonl and is not repeated, on another machine either.
 import argparse
 import json
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 
-from examples import boxes, conflict
 from paw_min.base.errors import user_errors
-from paw_min.config import parse_args
-from paw_min.rows import flatten
-from paw_min.running.session import open_session
-from paw_min.train import collect
-from paw_min.update import prepare
 from research import study
 from research.panels import draw_success
 
@@ -196,27 +187,6 @@ def draw(runs: study.Runs, suffix: str) -> None:
     draw_success(FOLDER / f"curves{suffix}.png", updates, curves, PICTURES[suffix])
 
 
-def measure_norms() -> None:
-    """norms.json: both losses' gradients at the start model, --wm-scale 1, on four rollouts."""
-    found = {}
-    for weights, flags in (("LoRA", []), ("all", ["--lora-rank", "0"])):
-        found[weights] = {"rl": [], "cmae": [], "ce": []}
-        with TemporaryDirectory() as out:
-            flags += ["--seed", "1000", "--wm-scale", "1", "--mini-batch", "64", "--out", out]
-            cfg, _ = parse_args("boxes", boxes.PRESETS, "", flags)
-            with open_session(cfg) as s:
-                for k in range(1, 5):
-                    played = flatten(collect(cfg, s, k).episodes)
-                    pool = prepare(cfg, s.policy, s.reference, played)
-                    for loss in ("cmae", "ce"):
-                        measured = conflict.gradient_conflict(
-                            replace(cfg, wm_loss=loss), s.policy, pool, (cfg.seed, k)
-                        )
-                        found[weights][loss].append(measured["grad_norm_wm"])
-                    found[weights]["rl"].append(measured["grad_norm_rl"])
-    NORMS.write_text(json.dumps(found, indent=1) + "\n")
-
-
 if __name__ == "__main__":
     with user_errors():
         parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -225,13 +195,10 @@ if __name__ == "__main__":
         running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
         running.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
         commands.add_parser("table")
-        commands.add_parser("norms")
         args = parser.parse_args()
         if args.command == "run":
             # Seed by seed, so that the file has all arms of its seeds.
             jobs = [(arm, seed) for seed in args.seeds for arm in args.arms]
             study.train_missing(RUNS, jobs, train)
-        elif args.command == "norms":
-            measure_norms()
         else:
             table()

@@ -1,6 +1,6 @@
-"""What the analyses of rollouts share: settings, one rollout, its transitions as text and tokens.
+"""A rollout to analyze: settings, its transitions as text and as tokens.
 
-    python -m research.paper.fig2ab SOURCE [--episodes N] [--out FOLDER] [flags]
+    python -m research.paper.fig2c SOURCE [--episodes N] [--out FOLDER] [flags]
 
 SOURCE: a benchmark (alfworld, webshop, search), with the settings of its run script, or a run
 folder, with its settings and its newest checkpoint. A run folder is only read. flags: any of the
