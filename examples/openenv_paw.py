@@ -7,11 +7,11 @@ A task is a seed; a seed must start the same episode each time. A server may off
 `admissible`, `instruction`, `task_type`, `won` and `score` in its observations, and the numbers of
 seeds in its state, `train` and `held_out`. README.md says what a lost connection costs.
 
-R_MAX is the return of an episode that is won. If that of your server is not 10, change it: with a
-return of 1, lambda_g of Eq. 10 would stay at 0.9 or more, and the world-model loss with it.
+R_MAX is the return of an episode that is won, unless the server says `won` itself. If that of your
+server is not 10, change it: with a return of 1, no episode would be won, and lambda_g of Eq. 10
+would stay at 0.9 or more, and the world-model loss with it.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,6 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.prompting import with_history
-from paw_min.running.checked_json import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
 R_MAX = 10.0
@@ -48,8 +47,10 @@ class Remote:
     action: str  # the names of the text fields
     text: str
     session: SyncEnvClient | None = None
+    total: float = 0.0  # the return of the episode so far
 
     def reset(self, task: str) -> Step:
+        self.total = 0.0
         self.session = self.session or connect(self.url)
         return self._ask("reset", seed=int(task))
 
@@ -65,14 +66,21 @@ class Remote:
             self.session = None
             raise
         seen = result.observation
-        reward = 0.0 if result.reward is None else result.reward + 0.0  # OpenEnv allows True
-        step = dict(
-            observation=seen[self.text], task=seen.get("instruction", ""), reward=reward,
-            task_type=seen.get("task_type", "openenv"), admissible=seen.get("admissible", []),
-            done=result.done, won=seen.get("won", result.done and reward > 0),
+        reward = result.reward or 0.0  # OpenEnv allows None
+        self.total += reward
+        won = seen.get("won")
+        if won is None:
+            won = result.done and self.total >= R_MAX - 1e-6
+        return Step(  # the pool checks its types
+            observation=seen[self.text],
+            task=seen.get("instruction") or "",
+            task_type=seen.get("task_type") or "openenv",
+            admissible=seen.get("admissible") or [],
+            reward=reward,
+            done=result.done,
+            won=won,
             score=seen.get("score"),
         )
-        return parse_as(json.dumps(step, allow_nan=False).encode(), Step)  # checks the types
 
 
 def connect(url: str) -> SyncEnvClient:

@@ -92,6 +92,34 @@ def test_a_game_is_played_as_its_server_says(remote):
     assert remote.step("7").won
 
 
+class Small(guess_server.Guess):
+    """Ends each episode with a small reward, or in many of them; `won` is the server's own word."""
+
+    def step(self, action):
+        reward, done, *won = action.words.split()
+        heard = Said(answer="", won=eval(won[0])) if won else guess_server.Hear(answer="")
+        heard.reward, heard.done = float(reward), done == "end"
+        return heard
+
+
+class Said(guess_server.Hear):
+    won: bool | None
+
+
+@pytest.mark.parametrize("said, won", [
+    (["0.1 end"], False), (["10 end"], True), (["4 on", "6 end"], True), (["10 on"], False),
+    (100 * ["0.1 on"] + ["0 end"], True),
+    (["0.1 end True"], True), (["10 end False"], False), (["10 end None"], True),
+])
+def test_won_is_the_highest_return_or_the_word_of_the_server(said, won):
+    app = create_app(Small, guess_server.Say, Said, max_concurrent_envs=8)
+    with serving(app) as url:
+        remote = openenv_paw.Remote(url, "words", "answer")
+        for _ in range(2):  # a reset begins a new return
+            remote.reset("1")
+            assert [remote.step(words).won for words in said][-1] is won
+
+
 def test_a_lost_connection_costs_its_episode(monkeypatch):
     class Slow(guess_server.Guess):
         def step(self, action):

@@ -3,13 +3,17 @@
 The toy environment's observation is its task, the number of steps and all commands so far.
 """
 
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paw_min.base.errors import UserError
@@ -49,10 +53,6 @@ class Toy:
             raise KeyError("val1")
         if command == "exit":
             raise SystemExit("Undeclared predicate")
-        if command.startswith("reward"):
-            return Step("", self.task, "", [], float(command.split()[1]))
-        if command.startswith("score"):
-            return Step("", self.task, "", [], score=float(command.split()[1]))
         self.commands.append(command)
         observation = f"{self.task}: {len(self.commands)} {' '.join(self.commands)}"
         won = command == "win"
@@ -119,8 +119,6 @@ def test_large_messages_do_not_block():
 @pytest.mark.parametrize("workers, command, reason", [
     (0, "raise", "KeyError: 'val1'"),
     (2, "exit", "SystemExit: Undeclared predicate"),
-    (2, "reward nan", "the reward nan is beyond"),
-    (0, "score 5", "the score 5.0 is not between 0 and"),
 ])
 def test_an_exception_costs_one_episode(workers, command, reason, caplog):
     with EnvPool(Toy, 3, workers) as pool:
@@ -137,6 +135,54 @@ def test_an_exception_costs_one_episode(workers, command, reason, caplog):
         new, corrupt = reset(pool, ["e", "corrupt"])
         assert_playing(new, "start of e")
         assert_failed(corrupt, "reset 'corrupt': ValueError: this game is broken")
+
+
+class Odd:
+    """Returns Steps with other values: a task is one of RETURNED."""
+
+    def reset(self, task):
+        fields = dict(observation="seen", task=task, task_type="odd", admissible=["go"])
+        value, _ = RETURNED[task]
+        return value if task.startswith("no Step") else Step(**fields | value)
+
+
+RETURNED = {  # what comes back, and what the pool makes of it: values, or a reason
+    "numpy": (
+        dict(observation=np.str_("o"), admissible=np.array(["a", "b"]), reward=np.float32(0.5),
+             done=np.bool_(True), won=np.int64(0), score=np.float64(1)),
+        dict(observation="o", admissible=["a", "b"], reward=0.5, done=True, won=False, score=1.0),
+    ),
+    "tuple": (dict(admissible=("a",), reward=True), dict(admissible=["a"], reward=1.0)),
+    "no Step": (None, "TypeError: None is not a Step"),
+    "no Step of gym": (("seen", 1.0, True, {}), "TypeError: ('seen', 1.0, True, {}) is not a Step"),
+    "text": (dict(observation=None), "observation is None, not a text"),
+    "bytes": (dict(task=b"a"), "task is b'a', not a text"),
+    "half": (dict(task_type="\ud800"), "UnicodeEncodeError"),
+    "command": (dict(admissible=["a", 5]), "a command of admissible is 5, not a text"),
+    "commands": (dict(admissible="go"), "admissible is 'go', not a list"),
+    "none": (dict(admissible=None), "TypeError"),
+    "reward": (dict(reward="1"), "reward is '1', not a number"),
+    "nan": (dict(reward=np.float32("nan")), "the reward nan is beyond"),
+    "infinite": (dict(reward=-math.inf), "the reward -inf is beyond"),
+    "many": (dict(reward=np.zeros(2)), "TypeError"),
+    "done": (dict(done="False"), "done is 'False', neither true nor false"),
+    "won": (dict(won=None), "won is None, neither true nor false"),
+    "score": (dict(score=5), "the score 5.0 is not between 0 and"),
+    "no score": (dict(score=math.nan), "the score nan is not between 0 and"),
+}
+
+
+@pytest.mark.parametrize("task", RETURNED)
+def test_what_an_environment_returns_is_checked(task):
+    _, expected = RETURNED[task]
+    (step,) = reset(EnvPool(Odd, 1), [task])
+    if isinstance(expected, str):
+        assert_failed(step, f"Slot 0 failed at reset {task!r}: ", expected)
+        return
+    assert step == Step(**dict(observation="seen", task=task, task_type="odd", admissible=["go"])
+                        | expected)
+    json.dumps(asdict(step))
+    assert type(step.observation) is str and type(step.reward) is float
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def library():
     ("U.S.", "us"),
     ("the", "the"),  # nothing else is left
     ("a.n", "an"),  # punctuation goes first and leaves an article
+    (" !! !", "!! !"),  # nothing else is left
     ("state-of-the-art", "stateoftheart"),
     ("Beyoncé", "beyoncé"),
     ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
@@ -63,6 +64,13 @@ def test_normalize(text, expected):
     ("Shakespeare", ["Goethe", "shakespeare."], True),
     ("William Shakespeare", ["Shakespeare"], False),  # not a part of it
     ("The", ["the", "Goethe"], True),  # the film "The", blood group "A"
+    ("+", ["+"], True),  # an operator
+    ("!!!", ["!!!"], True),  # a band
+    ("-", ["+"], False),
+    ("plus", ["+"], False),
+    ("+", ["plus"], False),
+    ("", ["!!!"], False),
+    ("!!!", ["the"], False),
     (None, ["the"], False),
     (None, [""], False),
 ])

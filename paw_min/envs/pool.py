@@ -6,7 +6,8 @@ until its next reset.
 
     what happens                       what is discarded     what goes on
     ---------------------------------  --------------------  ------------------------------------
-    an exception in reset or step      its episode           everything else
+    an exception in reset or step, or  its episode           everything else
+    what they return is no Step
     a worker dies or exceeds timeout   the episodes of its   a new worker; resets that waited for
                                        slots                 the old one are sent to it
     a worker does not start            the run               UserError
@@ -338,17 +339,59 @@ def _make(
 def _call(env: Environment, request: _Request) -> Step:
     """The answer of an environment, or a failed Step after an exception."""
     try:
-        step = getattr(env, request.method)(request.argument)
-        if not abs(step.reward) <= MAX_REWARD:
-            raise ValueError(f"the reward {step.reward} is beyond {MAX_REWARD:g}")
-        if step.score is not None and not 0 <= step.score <= 1:
-            raise ValueError(f"the score {step.score} is not between 0 and 1")
+        return _checked(getattr(env, request.method)(request.argument))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
         if was_interrupted(error):
             raise KeyboardInterrupt from error
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
         return _failed_step(f"{type(error).__name__}: {reason}")
-    return step
+
+
+def _checked(step: Step) -> Step:
+    """The step in plain Python values; TypeError or ValueError for what is none.
+
+    Numbers and texts of numpy are converted: JSON does not know them.
+    """
+    if not isinstance(step, Step):
+        raise TypeError(f"{step!r:.100} is not a Step")
+    if isinstance(step.admissible, str):
+        raise TypeError(f"admissible is {step.admissible!r:.100}, not a list of texts")
+    reward = _number("reward", step.reward)
+    if not abs(reward) <= MAX_REWARD:
+        raise ValueError(f"the reward {reward} is beyond {MAX_REWARD:g}")
+    score = None if step.score is None else _number("score", step.score)
+    if score is not None and not 0 <= score <= 1:
+        raise ValueError(f"the score {score} is not between 0 and 1")
+    return Step(
+        observation=_text("observation", step.observation),
+        task=_text("task", step.task),
+        task_type=_text("task_type", step.task_type),
+        admissible=[_text("a command of admissible", command) for command in step.admissible],
+        reward=reward,
+        done=_truth("done", step.done),
+        won=_truth("won", step.won),
+        score=score,
+        failed=_text("failed", step.failed),
+    )
+
+
+def _text(name: str, value) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r:.100}, not a text")
+    value.encode()  # raises UnicodeEncodeError for half of a surrogate pair
+    return str(value)
+
+
+def _number(name: str, value) -> float:
+    if isinstance(value, str) or value is None:
+        raise TypeError(f"{name} is {value!r:.100}, not a number")
+    return float(value)
+
+
+def _truth(name: str, value) -> bool:
+    if value not in (False, True):
+        raise TypeError(f"{name} is {value!r:.100}, neither true nor false")
+    return bool(value)
 
 
 def was_interrupted(error: BaseException | None) -> bool:

@@ -1,8 +1,9 @@
 """Questions of search QA: reading the published files, and exact match.
 
 Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is not Beyoncé.
-Deviation: there, "The" and "A" are empty texts, which match each other and an empty answer. Here,
-articles stay where nothing else is left, and an empty text matches nothing.
+Deviation: there, "The", "A", "+" and "!!!" are empty texts, which match each other and an empty
+answer. Here, articles and punctuation stay where nothing else is left, and an empty text matches
+nothing.
 """
 
 import re
@@ -110,11 +111,12 @@ def normalize(text: str) -> str:
     """Normalize as SQuAD: lower case, remove punctuation, then articles, then extra spaces.
 
     In this order: without punctuation, "the-end" is one word and keeps its article. A text that has
-    nothing but articles keeps them.
+    nothing but articles keeps them, and one that has nothing but punctuation keeps that.
     """
-    text = text.lower().translate(PUNCTUATION)
-    without_articles = re.sub(r"\b(a|an|the)\b", " ", text)
-    return " ".join(without_articles.split() or text.split())
+    text = text.lower()
+    without_punctuation = text.translate(PUNCTUATION)
+    without_articles = re.sub(r"\b(a|an|the)\b", " ", without_punctuation)
+    return " ".join(without_articles.split() or without_punctuation.split() or text.split())
 
 
 def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
