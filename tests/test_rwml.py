@@ -99,6 +99,22 @@ def test_distance_is_one_minus_the_cosine():
     assert found[3] == pytest.approx(1 - a @ c, abs=1e-6) and found[3] > found[1] > 0.01
 
 
+def test_an_end_that_the_encoder_does_not_read_has_no_reward():
+    """It reads 512 of its own tokens; a model's answer may be longer."""
+    minilm = settings.load_encoder("minilm", "cpu")
+    truth = "a mug " * 254 + "a"  # with two tokens of its own
+    longer = truth + " mug"
+    assert minilm.reads([truth, truth + " b", longer + " mug"]) == [True, True, False]
+    wrong = longer + " and the fridge 1 is open"
+    assert rwml.distances(minilm, [truth, wrong], [truth, longer]) == [
+        pytest.approx(0, abs=1e-6), math.inf
+    ]
+    triplet = replace(TRIPLET, next_observation=wrong)
+    cfg = Config(prompt="compact", max_prompt_tokens=60)
+    found = triplets.fitting(cfg, make_policy(), [TRIPLET, triplet], 9999, minilm)
+    assert found == [TRIPLET]
+
+
 def test_quality_by_hand():
     predicted = ["a", None, "c", "d"]
     truths = ["a", "b", "x", "y"]
@@ -206,9 +222,12 @@ def test_what_cannot_be_answered_does_not_fit():
     cfg = Config(prompt="compact", max_prompt_tokens=60)
     n_truth = len(policy.encode("a shelf 1"))
     limit = triplets.TAG_TOKENS + n_truth
-    assert triplets.fitting(cfg, policy, [TRIPLET], limit) == [TRIPLET]
-    assert triplets.fitting(cfg, policy, [TRIPLET], limit - 1) == []
-    assert triplets.fitting(replace(cfg, max_prompt_tokens=3), policy, [TRIPLET], limit) == []
+    minilm = settings.load_encoder("minilm", "cpu")
+
+    def fits(limit: int, **settings) -> bool:
+        return bool(triplets.fitting(replace(cfg, **settings), policy, [TRIPLET], limit, minilm))
+
+    assert fits(limit) and not fits(limit - 1) and not fits(limit, max_prompt_tokens=3)
 
 
 # ---- GRPO on answers ----

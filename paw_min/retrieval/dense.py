@@ -89,6 +89,14 @@ class Encoder:
         """(N, D) float32, rows of length 1."""
         return self._encode(self.passage_prefix, texts)
 
+    def reads(self, texts: list[str]) -> list[bool]:
+        """Whether it reads each text to its end: of a longer one, it sees the beginning."""
+        whole = []
+        for text in texts:
+            ids = self.model.tokenizer(self.passage_prefix + text, verbose=False)["input_ids"]
+            whole.append(len(ids) <= self.model.max_seq_length)
+        return whole
+
     def _encode(self, prefix: str, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""
         vectors = self.model.encode(

@@ -61,13 +61,18 @@ def predicted_state(response: str) -> str | None:
 
 
 def distances(encoder: Encoder, predictions: list[str | None], truths: list[str]) -> list[float]:
-    """d = 1 - cos(E(p), E(s)) of each pair (2.2); inf without a prediction."""
+    """d = 1 - cos(E(p), E(s)) of each pair (2.2).
+
+    It is inf without a prediction, and for one that E does not read to its end: whatever that end
+    is, the vector would be the same. fitting() leaves out such truths.
+    """
     texts = sorted({*truths, *(text for text in predictions if text is not None)})
     vectors = dict(zip(texts, encoder.passages(texts)))  # The vectors have length 1.
+    whole = dict(zip(texts, encoder.reads(texts)))
     found = []
     for prediction, truth in zip(predictions, truths, strict=True):
         d = math.inf
-        if prediction is not None:
+        if prediction is not None and whole[prediction]:
             d = 1.0 - float(vectors[prediction] @ vectors[truth])
         found.append(d)
     return found

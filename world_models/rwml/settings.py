@@ -25,7 +25,7 @@ from paw_min.running.config_json import public
 from paw_min.running.session import check_machine
 
 STAGES = ("rwml", "wm-sft", "early-experience")
-ENCODER_TOKENS = 512  # longest text that E reads
+ENCODER_TOKENS = 512  # longest text that E reads; what it cannot read is too long for RWML
 RWML = "RWML"
 # Settings of the agent that do not change what a stage stores. These three may change in a run of
 # RL, but here they decide what is played.

@@ -102,7 +102,7 @@ def make_triplets(job: RwmlJob) -> dict:
     settings = job.settings
     tasks = find_tasks(replace(job.cfg, groups=settings.tasks))
     found = collect(
-        job.cfg, tasks, n_tasks=settings.tasks, episodes=settings.episodes,
+        job.cfg, tasks, job.encoder, n_tasks=settings.tasks, episodes=settings.episodes,
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
     )
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
@@ -248,7 +248,7 @@ def train_on_expert(job: RwmlJob, s: Session) -> dict[str, float]:
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
     demonstrations = early_experience.demonstrated(cfg, games)
     branches = early_experience.branches(cfg, s.pool, demonstrations)
-    branches = fitting(cfg, s.policy, branches, job.settings.answer_tokens)
+    branches = fitting(cfg, s.policy, branches, job.settings.answer_tokens, job.encoder)
     labels = [sft_row(cfg, s.policy, t) for t in branches]
     supervise(job, s.policy, s.optimizer, labels, 1, "branches")
     rows = early_experience.imitation_rows(cfg, s.policy, demonstrations)

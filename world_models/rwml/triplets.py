@@ -19,6 +19,7 @@ from paw_min.config import Config
 from paw_min.envs.interface import Context, Tasks, Turn, recent
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_tokenizer
+from paw_min.retrieval.dense import Encoder
 from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
@@ -120,14 +121,15 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
 
 
 def fitting(
-    cfg: Config, policy: Policy, triplets: list[Triplet], answer_tokens: int
+    cfg: Config, policy: Policy, triplets: list[Triplet], answer_tokens: int, encoder: Encoder
 ) -> list[Triplet]:
-    """The triplets whose prompt fits, and whose next observation fits into an answer."""
+    """The triplets whose prompt fits, and whose next observation fits into an answer and into E."""
+    read = encoder.reads([triplet.next_observation for triplet in triplets])
     found = []
-    for triplet in triplets:
+    for triplet, whole in zip(triplets, read, strict=True):
         n_prompt = len(policy.encode_chat(prompt_text(cfg, triplet)))
         n_truth = len(policy.encode(triplet.next_observation)) + TAG_TOKENS
-        if n_prompt <= cfg.max_prompt_tokens and n_truth <= answer_tokens:
+        if whole and n_prompt <= cfg.max_prompt_tokens and n_truth <= answer_tokens:
             found.append(triplet)
     return found
 
@@ -154,7 +156,8 @@ class Collected:
 
 
 def collect(
-    cfg: Config, tasks: Tasks, *, n_tasks: int, episodes: int, max_turns: int, answer_tokens: int
+    cfg: Config, tasks: Tasks, encoder: Encoder, *,
+    n_tasks: int, episodes: int, max_turns: int, answer_tokens: int,
 ) -> Collected:
     """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
     drawn = draw_groups(tasks.train, n_tasks, cfg.seed, 0)
@@ -171,8 +174,9 @@ def collect(
             ).episodes
         panel = evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
         found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
-        triplets = fitting(cfg, policy, found.triplets, answer_tokens)
-        held_out = fitting(cfg, policy, triplets_of(cfg, panel).triplets, answer_tokens)
+        triplets = fitting(cfg, policy, found.triplets, answer_tokens, encoder)
+        on_panel = triplets_of(cfg, panel).triplets
+        held_out = fitting(cfg, policy, on_panel, answer_tokens, encoder)
     counts = found.counts | {"too_long": len(found.triplets) - len(triplets)}
     steps = [step for episode in rolled for step in episode.transitions]
     acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
