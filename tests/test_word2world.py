@@ -7,11 +7,13 @@ import json
 import os
 import shlex
 import subprocess
+import unicodedata
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
@@ -89,11 +91,19 @@ def test_a_step_as_text_and_back():
     # A purchase of the wrong product: nothing is said, and there is no sign of the end.
     lost = Step("", "buy", "pick", ["click[x]"], done=True)
     assert to_text(lost) == "" and not to_step("", FIRST).done
-    # A bar in an option of WebShop does not end it.
-    colors = Step("x", "nap.", "pick", ["click[cork | leather]", "click[red]"])
-    assert to_step(to_text(colors), FIRST).admissible == colors.admissible
     # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
     assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
+
+
+@pytest.mark.parametrize("actions", [
+    ["click[cork | leather]", "click[red]"],
+    ["click[a | b [2 | 4]]", "click[a [b | c] d]", "click[red]"],
+    ["search[<your query>]", "click[2] | [3]", "click[x [y]", "click[:] | z]", "click[< prev]"],
+    ["look", "go to bed 1", "press[a | b]"],  # an environment of one's own
+])
+def test_actions_are_read_back_as_written(actions):
+    """WebShop's options have bars and brackets of their own."""
+    assert to_step(to_text(Step("x", "nap.", "pick", actions)), FIRST).admissible == actions
 
 
 def test_hidden_state_is_what_the_places_hold(games_root):
@@ -262,6 +272,24 @@ def test_a_marker_counts_wherever_an_answer_has_it():
         assert model.predict([chat_of("a", "go")]) == [answer] == model.answers(target)
         found = word2world.measure_fidelity(model.answers, [target])
         assert found["em"] == 0.0 and found["em_observation"] == em
+
+
+def test_an_answer_counts_as_the_model_can_write_it():
+    """Qwen2.5's tokenizer writes all texts in NFC; no tokenizer writes words that it lacks."""
+    told = "un caf\u00e9"
+    asked = unicodedata.normalize("NFD", told)
+    assert asked != told
+    model = language_model(texts=["go", f"{told}\nAvailable actions: go | run"])
+    model.answer_tokens = 12
+    model.policy.tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    for rest, em in (("go", 1.0), ("run", 0.0)):
+        learn(model, "x", "go", f"{told}\nAvailable actions: {rest}")
+        target = Trajectory(messages=chat_of("x", "go", f"{asked}\nAvailable actions: go"))
+        found = word2world.measure_fidelity(model.answers, [target])
+        assert (found["em"], found["em_observation"]) == (em, 1.0)
+    learn(model, "x", "go", told)
+    target = Trajectory(messages=chat_of("x", "go", f"{told} zebra"))
+    assert word2world.measure_fidelity(model.answers, [target])["em"] == 0.0
 
 
 # --- world models, good and broken -----------------------------------------------------------

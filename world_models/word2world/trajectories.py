@@ -36,6 +36,7 @@ MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
 ACTIONS = "\nAvailable actions: "
 HIDDEN = "# Hidden state, which the agent does not see"
 SEEN = "# What the agent sees"
+COMMAND = r"(?:click|search)\["  # WebShop's commands begin so
 
 
 @exact
@@ -114,9 +115,15 @@ def to_step(text: str, first: Step) -> Step:
 
 
 def split_actions(text: str) -> list[str]:
-    """The actions between bars. WebShop has options such as click[cork | leather], which is one."""
-    actions = re.split(r"\|(?![^\[\]]*\])", text)  # a bar before a closing bracket is within one
-    return [action.strip() for action in actions if action.strip()]
+    """The actions between bars; a bar before a closing bracket is within one.
+
+    WebShop's options may have brackets of their own, such as click[a | b [2 | 4]]: there, an action
+    ends where another begins.
+    """
+    bar = r"\|(?![^\[\]]*\])"
+    if re.match(rf"\s*{COMMAND}", text):
+        bar = rf"\|(?=\s*{COMMAND})"
+    return [action.strip() for action in re.split(bar, text) if action.strip()]
 
 
 def initial_context(env: str, task: str, first: Step) -> str:

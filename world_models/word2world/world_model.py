@@ -19,6 +19,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from world_models.word2world.trajectories import (
+    ACTIONS,
     MARKER,
     Message,
     Trajectory,
@@ -100,12 +101,28 @@ class WorldModel:
             text = self.policy.decode([likely[k] for k in range(span[0], last + 1)])
             if not wrong or likely[last] in self.policy.eos_ids:
                 found[number] = text.strip()
-            elif may_match(text, trajectory.answers[number]):
+            elif may_match(text, self._written(trajectory.answers[number])):
                 unfinished.append(number)
         chats = [trajectory.messages[: 2 * number + 2] for number in unfinished]
         for number, answer in zip(unfinished, self.predict(chats), strict=True):
             found[number] = answer
-        return found
+        pairs = zip(found, trajectory.answers, strict=True)
+        return [answer and self._respelled(answer, target) for answer, target in pairs]
+
+    def _written(self, text: str) -> str:
+        """A text as this model writes it: some tokenizers change letters, Qwen2.5's to NFC."""
+        ids = self.policy.encode(text)
+        if self.policy.tokenizer.unk_token_id in ids:  # it cannot write this
+            return text
+        return self.policy.decode(ids).strip()
+
+    def _respelled(self, answer: str, target: str) -> str:
+        """An answer in the letters of the target, or of its observation, if it begins so."""
+        for text in (target.strip(), target.partition(ACTIONS.strip())[0].strip()):
+            written = self._written(text)
+            if answer.startswith(written):
+                return text + answer[len(written) :]
+        return answer
 
     def row(self, trajectory: Trajectory) -> TokenRow | None:
         """A chat as one training row; its targets are the answers, each with its end token.
