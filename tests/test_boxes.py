@@ -1,5 +1,6 @@
 """examples/boxes.py and its study, with a tiny random model in place of SmolLM2."""
 
+import runpy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from examples import boxes, locks
-from paw_min import train, update
+from examples import boxes, locks, probable
+from paw_min import cli, train, update
 from paw_min.base.errors import UserError
 from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.interface import Context, Turn
@@ -186,14 +187,19 @@ def test_the_most_predicted_material_is_measured_over_all_boxes(start):
     trained = load_policy(str(start), precision="bf16")
     lora.attach(trained.model, 2, "bf16", 0, None)
     assert most_predicted(trained) == pytest.approx(max(means.values()), rel=0.05)
+    # 1/2 if it is sure of one material for half of the boxes, and of another one for the others.
+    halves = torch.zeros(len(boxes.NAMES), 4, len(policy.tokenizer))
+    for i in range(len(boxes.NAMES)):
+        halves[i, :, policy.encode(" ice" if i % 2 else " sand")] = 1e3
     # 1 if the model is sure of the same material everywhere.
     always = torch.zeros(len(boxes.NAMES), 4, len(policy.tokenizer))
     always[..., policy.encode(" ice")] = 1e3
-    sure = SimpleNamespace(
-        encode=policy.encode, device=policy.device, precision="fp32",
-        model=lambda ids: SimpleNamespace(logits=always),
-    )
-    assert most_predicted(sure) == 1.0
+    for logits, expected in ((halves, 0.5), (always, 1.0)):
+        sure = SimpleNamespace(
+            encode=policy.encode, device=policy.device, precision="fp32",
+            model=lambda ids, logits=logits: SimpleNamespace(logits=logits),
+        )
+        assert most_predicted(sure) == expected
 
 
 def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monkeypatch):
@@ -205,7 +211,7 @@ def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monk
 
     monkeypatch.setattr(study.study, "play", play)
     for arm in study.ARMS:
-        study.train((arm, 3))
+        assert study.train((arm, 3))["held_out"] == [0.0, 1.0]
         module, flags = commands.pop()
         presets = boxes.PRESETS
         if module == "research.boxes.material":  # as cli.main has them for a method of one's own
@@ -216,6 +222,53 @@ def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monk
         if arm == "echo":
             echo = METHOD_PRESETS["echo"] | {"wm_scale": 1.0}
             assert {name: getattr(cfg, name) for name in echo} == echo
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # they are run as scripts
+def test_probable_runs_with_echos_settings(monkeypatch):
+    """On all transitions, with lambda_g = 1, cross entropy above 0.03, and the weight of 0.05 or
+    that of the arm."""
+    found = []
+    monkeypatch.setattr(boxes, "run", lambda *given: found.append(given))
+    monkeypatch.setattr("sys.argv", ["x", "probable", "--seed", "3"])
+    runpy.run_module("research.boxes.material", run_name="__main__")
+    presets, _, method, flags = found.pop()
+    assert method.__name__ == "probable_material"
+    presets = {name: preset | {"method": "probable_material"} for name, preset in presets.items()}
+    cfg, _ = parse_args("boxes", presets, "", flags)
+    assert (cfg.alpha, cfg.lambda_g, cfg.wm_loss, cfg.wm_scale) == (1.0, "constant", "ce", 0.05)
+    assert METHOD_PRESETS["echo"].items() <= vars(cfg).items()
+    monkeypatch.setattr(cli, "fork", lambda *given: found.append(given))
+    runpy.run_module("examples.probable", run_name="__main__")
+    assert found.pop()[1] == METHOD_PRESETS["echo"]
+    assert probable.FLOOR == 0.03
+    assert study.ARMS["probable"] == ["--wm-scale", "1"]
+
+
+def test_a_difference_has_common_seeds_and_an_interval_from_four():
+    """Three seeds are shown one by one; a picture has the seeds of all of its arms."""
+    runs = {
+        (arm, seed): {"success": [share] * 20}
+        for arm, share in (("paw", 0.75), ("grpo", 0.5)) for seed in range(5)
+    }
+    pair = (("paw", "grpo"),)
+    assert "| 5 | +25.0 [+25.0, +25.0] |" in study.differences(runs, pair)
+    del runs["grpo", 0]
+    assert "| 4 | +25.0 [+25.0, +25.0] |" in study.differences(runs, pair)
+    del runs["paw", 1]
+    assert "| 3 | +25.0, +25.0, +25.0 |" in study.differences(runs, pair)
+
+
+def test_a_picture_has_the_seeds_that_all_of_its_arms_have(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(study, "draw_success", lambda file, x, curves, _: drawn.update(curves))
+    arms = study.PICTURES[""]
+    runs = {
+        (arm, seed): {"success": [0.5] * study.UPDATES}
+        for arm in arms for seed in range(3 if arm == "mae" else 5)
+    }
+    study.draw(runs, "")
+    assert {arm: len(curves) for arm, curves in drawn.items()} == dict.fromkeys(arms, 3)
 
 
 def test_half_of_the_tasks_are_won_where_five_updates_together_have():

@@ -81,6 +81,12 @@ def test_ppo_plays_each_task_once(env, tasks):
     assert len({(cfg.groups, cfg.group_size) for cfg in tiny}) == 1
 
 
+def test_the_presets_for_one_gpu_are_the_papers_with_adapters_and_their_rate():
+    for size, model in (("24gb", "1.5B"), ("80gb", "7B")):
+        cfg = parse("--preset", size, "--data", "x")
+        assert (cfg.model, cfg.lora_rank, cfg.lr) == (f"Qwen/Qwen2.5-{model}-Instruct", 16, 1e-5)
+
+
 def default(function, name: str):
     return inspect.signature(function).parameters[name].default
 
