@@ -13,7 +13,7 @@ token). PaW does not define A: it keeps that of the RL algorithm to which it is 
 from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
 Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
---invalid-penalty. A^E is GRPO's advantage. A^S compares step returns of rows in the same state (in
+invalid_penalty. A^E is GRPO's advantage. A^S compares step returns of rows in the same state (in
 search, with similar text); update.row_advantages gives them to penalized() first. delta_k = r_k +
 gamma * V_{k+1} - V_k, with the critic's values V. In PPO, k runs over the tokens of one response:
 the last one is rewarded with s_i, and nothing follows.

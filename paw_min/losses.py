@@ -19,7 +19,7 @@ So at wm_scale = 1, which the paper does not have, the second term is larger bes
 (CHOICES.md).
 
 Legend: N rows, T tokens (update.py calls these functions with its (B, S) columns), G groups; masks
-are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef.
+are 1 on the tokens that count. beta is --kl-coef, c_H is entropy_coef.
 """
 
 from collections import Counter

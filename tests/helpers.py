@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from paw_min.base.errors import UserError
-from paw_min.config import Config, flag, parse_args
+from paw_min.base.flags import flag
+from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import presets_of
 from paw_min.metrics import describe_selection
 from paw_min.model import lora

@@ -2,20 +2,23 @@
 
 import inspect
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from typing import get_args
 
 import pytest
 
 from paw_min import advantages, losses, ppo, update
 from paw_min.base.errors import UserError, command_line
-from paw_min.config import FREE_TO_CHANGE, Config, flag, parse_args, settings
+from paw_min.base.flags import flag
+from paw_min.config import FLAGS, FREE_TO_CHANGE, OF_ONE, Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.running.config_json import differences, public
 from paw_min.running.session import WEIGHT_DECAY, described_data, find_tasks, open_session
+from tests.helpers import argv
 
 
-def parse(*argv: str, env: str = "alfworld") -> Config:
-    return parse_args(env, presets_of(env), "", list(argv))[0]
+def parse(*words: str, env: str = "alfworld") -> Config:
+    return parse_args(env, presets_of(env), "", list(words))[0]
 
 
 # ---- presets ----
@@ -123,44 +126,50 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
 # ---- bounds ----
 
 
-@pytest.mark.parametrize("argv, message", [
-    (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1."),
+@pytest.mark.parametrize("words, message", [
+    (["--rho", "1.5"], "--rho 1.5 is out of range: it must be in .0, 1.[.]"),
     (["--shard"], "add --sampler vllm"),
     (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
     (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
     (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
-    (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
-    (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
+    (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: use rows"),
+    (["--preset", "tiny", "paper"], "--preset tiny paper: choose one size, and at most one met"),
     (["--preset", "24gb"], "--preset 24gb is for published data"),
-    (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be at least -9"),
+    (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be in .0, 4294967295"),
+    (["--seed", "-1"], "--seed -1 is out of range"),  # vLLM takes neither
+    (["--seed", "4294967296"], "--seed 4294967296 is out of range"),
     (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
-    (["--name", ".."], r"--name \.\. cannot be a folder in --out: use a plain name."),
-    (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
+    (["--name", ".."], r"--name '\.\.' cannot be a folder in --out: use a plain name."),
+    (["--name", "a/b"], r"--name 'a/b' cannot be a folder"),
+    (["--name", "a\x1b[2J"], r"--name 'a\\x1b.2J' cannot be a folder"),  # clears the screen
 ])
-def test_bad_flags(argv, message, monkeypatch):
+def test_bad_flags(words, message, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(UserError, match=message) as error:
-        parse(*argv)
+        parse(*words)
     assert len(str(error.value)) < 200
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Config) if f.type is float])
-def test_floats_must_be_finite(name):
-    for value in ("nan", "inf"):
-        with pytest.raises(UserError, match=f"{flag(name)} {value} is out of range: it must be "):
-            parse(f"{flag(name)}={value}")
+def test_numbers_must_be_within_their_bounds():
+    """Each number that has a flag has bounds, and no float may be infinite."""
+    for name in FLAGS:
+        kind = Config.__annotations__[name]
+        for value in {int: ["-1"], float: ["-1.0", "nan", "inf"]}.get(kind, []):
+            with pytest.raises(UserError, match=f"^{flag(name)} {value} is out of range: it must"):
+                parse(f"{flag(name)}={value}", env="search" if name == "retriever" else "webshop")
 
 
-@pytest.mark.parametrize("argv, message", [
+@pytest.mark.parametrize("words, message", [
     (["--groups", "1e3"], "1e3.*; see --help"),
-    (["--topk", "3"], "unrecognized arguments: --topk.*; see --help"),  # of another script
+    (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
+    (["--topk", "3"], "unrecognized arguments: --topk.*; see --help"),  # a preset has it
     (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
     (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
     (["--data="], '--data "" is empty'),
 ])
-def test_words_that_are_no_value_are_one_line(argv, message, capsys):
+def test_words_that_are_no_value_are_one_line(words, message, capsys):
     with pytest.raises(SystemExit, match="1"):
-        parse(*argv)
+        parse(*words)
     assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
 
 
@@ -183,49 +192,59 @@ def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
 
 # ---- names ----
 
-OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
-    eval_split="valid_unseen", n_products=7, max_turns=7, topk=2, history_length=5,
-    max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3, group_size=3,
-    temperature=0.9, eval_temperature=0.3, invalid_penalty=0.3, lr=3e-4,
-    mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, alpha=0.3,
-    eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
-    updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
-    wm_scale=0.3, lora_rank=3, beta2=0.9,
-)
+OTHER = {  # a value of each text that is not the one of the tiny preset
+    "eval_split": "valid_unseen", "model": "a/other", "data": "d", "retriever": "r",
+    "out": "elsewhere",
+}
+
+
 @pytest.mark.parametrize("env", NAMES)
 def test_names_contain_each_setting_that_was_changed(env):
     """One flag at a time: what changes the numbers changes the name, the free settings do not."""
     plain = parse(env=env)
     names = {"": plain.name}
-    for f in settings(env):
-        # The first is the name itself, the other two need another flag.
-        if f.name in ("name", "shard", "sampler"):
+    for name in FLAGS:
+        # The first is the name itself, the next two need another flag.
+        if name in ("name", "shard", "sampler") or OF_ONE.get(name, env) != env:
             continue
-        value = getattr(plain, f.name)
-        if f.type is bool:
-            argv = [flag(f.name).replace("--", "--no-") if value else flag(f.name)]
+        value = getattr(plain, name)
+        kind = Config.__annotations__[name]
+        if kind is bool:
             other = not value
+        elif kind is str:
+            other = OTHER[name]
+        elif kind is int:
+            other = value + 3
+        elif kind is float:
+            other = value * 0.9
         else:
-            choices = f.metadata["choices"] or (OTHER[f.name],)
-            other = next(x for x in choices if x != value)
-            argv = [flag(f.name), str(other)]
-        cfg = parse(*argv, env=env)
-        assert getattr(cfg, f.name) == other
-        if f.name in (*FREE_TO_CHANGE, "data", "retriever"):
-            assert cfg.name == plain.name, argv
-        else:
-            assert cfg.name not in names.values(), argv
-            names[f.name] = cfg.name
-        if value == "":
+            other = next(x for x in get_args(kind) if x != value)
+        if (env, name) == ("search", "workers"):
             continue  # refused
-        # A flag that repeats the preset is not a change.
-        same = [flag(f.name) if value else flag(f.name).replace("--", "--no-")]
-        assert parse(*(same if f.type is bool else [flag(f.name), str(value)]), env=env) == plain
+        cfg = parse(*argv({name: other}), env=env)
+        assert getattr(cfg, name) == other
+        if name in (*FREE_TO_CHANGE, "data", "retriever"):
+            assert cfg.name == plain.name, name
+        else:
+            assert cfg.name not in names.values(), name
+            names[name] = cfg.name
+        if value != "":  # which is refused
+            # A flag that repeats the preset is not a change.
+            assert parse(*argv({name: value}), env=env) == plain
     assert names["seed"] == f"{env}-tiny-grpo-paw-seed3"
     assert names["model"] == f"{env}-other-grpo-paw-seed0"
     assert names["paw"] == f"{env}-tiny-grpo-seed0"
     assert names["algo"] == f"{env}-tiny-gigpo-paw-seed0"
-    assert names["group_size"] == f"{env}-tiny-grpo-paw-group-size=3-seed0"
+    assert names["group_size"] == f"{env}-tiny-grpo-paw-group-size=11-seed0"
+
+
+def test_help_has_the_values_of_the_preset(capsys):
+    for words, n_updates in (([], 8), (["--preset", "paper"], 150)):
+        with pytest.raises(SystemExit):
+            parse(*words, "--help")
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"0: only evaluate (default {n_updates})" in shown
+        assert "--retriever" not in shown  # of search
 
 
 def test_names_of_checkpoints_have_their_run():

@@ -318,7 +318,6 @@ def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeyp
 
     assert shared() == shared("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw")
     assert shared() == shared("--epochs", "5")
-    assert shared() != shared("--beta2", "0.9")
     assert shared() != shared("--max-turns", "3") != shared("--seed", "1")
 
 

@@ -21,7 +21,7 @@ import run_alfworld
 from paw_min import cli, train
 from paw_min.base import console
 from paw_min.base.errors import UserError
-from paw_min.config import settings
+from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
 from paw_min.running import plot, runs, session
 from paw_min.running.config_json import read_config
@@ -169,7 +169,7 @@ def test_environments_in_processes_of_their_own_give_the_same_numbers(config, on
 
 
 def test_eval_only(config, capsys, tmp_path, monkeypatch):
-    flags = argv({f.name: getattr(config(), f.name) for f in settings("alfworld")})
+    flags = argv({k: v for k, v in vars(config()).items() if v != getattr(Config, k)})
     monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *flags, "--eval-only"])
     cli.main("alfworld", run_alfworld.PRESETS, "")
     out = capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_eval_only(config, capsys, tmp_path, monkeypatch):
 
 
 def test_a_full_gpu_is_one_sentence(config, monkeypatch):
-    flags = argv({f.name: getattr(config(), f.name) for f in settings("alfworld")})
+    flags = argv({k: v for k, v in vars(config()).items() if v != getattr(Config, k)})
     monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *flags])
 
     def full(*_, **__):

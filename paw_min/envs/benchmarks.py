@@ -29,7 +29,7 @@ def presets_of(env: str) -> dict[str, dict]:
 
     Other settings have the defaults of config.py, such as the learning rate, the groups, alpha, rho
     and the KL term: those of PaW A.1. What the paper leaves open is taken from verl-agent, which
-    PaW builds on. `--help` prints every value of each preset.
+    PaW builds on. `--preset NAME --help` prints the values of one preset.
 
     env: its name, or a module from outside that adds itself to BENCHMARKS (examples.locks).
     """

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from paw_min.base.errors import UserError, masked
 from paw_min.base.files import is_url
-from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
+from paw_min.base.flags import flag
+from paw_min.config import FLAGS, FREE_TO_CHANGE, OF_PAW, Config
 from paw_min.envs.benchmarks import BENCHMARKS
 
 
@@ -32,10 +33,9 @@ def read_config(path: Path) -> Config:
 def differences(stored: Config, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = public(stored)
-    flags = {f.name for f in settings()}
     free = {*FREE_TO_CHANGE}
     if not (old["paw"] or cfg.paw):
-        free |= names_of(PAW)
+        free |= OF_PAW
     # A server that has moved.
     free |= {key for key in ("data", "retriever") if is_url(old[key]) and is_url(public(cfg)[key])}
     # Where longer prompts are cut, the limit changes what is trained on. Another method may have
@@ -43,7 +43,7 @@ def differences(stored: Config, cfg: Config) -> list[str]:
     if BENCHMARKS[cfg.env].cut_prompts or cfg.method != Config.method:
         free.remove("max_prompt_tokens")
     return [
-        f"{flag(key) if key in flags else key} {old[key]!r}"
+        f"{flag(key) if key in FLAGS else key} {old[key]!r}"
         for key, value in public(cfg).items()
         if key not in free and old[key] != value
     ]

@@ -1,32 +1,20 @@
 """What the command line of RWML asks for: settings, and flags that do not fit."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from paw_min.base.distributed import refuse_ranks, usual_device
 from paw_min.base.errors import Parser, UserError
 from paw_min.base.files import expanded, writing
-from paw_min.config import (
-    FREE_TO_CHANGE,
-    PAW,
-    RL,
-    Config,
-    add_settings,
-    check,
-    check_bounds,
-    given_settings,
-    names_of,
-    opt,
-    parse_config,
-)
+from paw_min.base.flags import add_flags, check_bounds, sections
+from paw_min.config import FREE_TO_CHANGE, OF_PAW, Config, check, parse_config
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.config_json import public
 from paw_min.running.session import check_machine
 
-STAGES = ("rwml", "wm-sft", "early-experience")
 ENCODER_TOKENS = 512  # longest text that E reads; what it cannot read is too long for RWML
-RWML = "RWML"
 # Settings of the agent that do not change what a stage stores. These three may change in a run of
 # RL, but here they decide what is played.
 FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt_tokens"}
@@ -36,18 +24,16 @@ FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt
 class RwmlSettings:
     """RWML's settings beyond those of RL; the defaults are the paper's for ALFWorld."""
 
+    # ---- RWML ----
     # Each has a run folder of its own.
-    method: str = opt(RWML, "rwml", "what trains the model before RL", choices=STAGES)
-    encoder: str = opt(
-        RWML, "minilm", "sentence encoder E, folder or hub name; minilm is in a package"
-    )
-    tasks: int = opt(RWML, 2048, "training tasks, B.1", low=1)
-    epochs: int = opt(RWML, 2, "over the kept triplets, B.1", low=1)
-    max_turns: int = opt(RWML, 30, "steps of an episode, while collecting (B.1) and later", low=1)
-    answer_tokens: int = opt(
-        RWML, 512, "most tokens of a prediction; longer observations are left out, 2609.33335",
-        low=1,
-    )
+    method: Literal["rwml", "wm-sft", "early-experience"] = "rwml"  # what trains before RL
+    encoder: str = "minilm"  # sentence encoder E, folder or hub name; minilm is in a package
+    tasks: int = 2048  # training tasks, B.1
+    epochs: int = 2  # over the kept triplets, B.1
+    max_turns: int = 30  # steps of an episode, while collecting (B.1) and later
+    answer_tokens: int = 512  # most of a prediction; longer observations are left out, 2609.33335
+
+    # ---- without a flag ----
     episodes: int = 3  # N, of each task, 3.1
     validation: float = 0.1  # share of the triplets that the filter is trained on, 3.1
     tries: int = 10  # K, B.1
@@ -58,7 +44,8 @@ class RwmlSettings:
     warm_epochs: int = 0  # epochs of the format warm start; 0: the model answers zero-shot
 
 
-FLAGS = [f for f in fields(RwmlSettings) if f.metadata]
+FLAGS = sections(RwmlSettings)["RWML"]
+BOUNDS = {"[1, inf)": ("tasks", "epochs", "max_turns", "answer_tokens")}
 # The stand-ins need minutes.
 TINY = dict(tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80)
 TINY_ANSWERS = {"webshop": dict(answer_tokens=300)}  # its pages have up to 284 tokens
@@ -98,8 +85,7 @@ class RwmlJob:
         The settings of RL and PaW are those of the run folders, which check their own. Of these,
         only AdamW's beta2 matters to the warm start and the filter, too.
         """
-        others = {"name", *FREE_IN_STAGES} | names_of(RL, PAW)
-        others.remove("beta2")
+        others = {"name", *FREE_IN_STAGES, *sections(Config)["reinforcement learning"]} | OF_PAW
         own = ("method", "epochs")
         agent = {k: v for k, v in public(self.cfg).items() if k not in others}
         rwml = {f"rwml {k}": v for k, v in asdict(self.settings).items() if k not in own}
@@ -112,9 +98,9 @@ def parse(doc: str, argv: list[str] | None = None) -> RwmlJob:
     parser.add_argument("env", choices=NAMES, metavar="ENV", help="a benchmark")
     parser.add_argument("--out", type=Path, required=True, help="folder of everything")
     parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
-    add_settings(parser, {"tiny": TINY} | PAPER_SCALE, FLAGS)
+    add_flags(parser, RwmlSettings)
     args, flags = parser.parse_known_args(argv)
-    given = given_settings(vars(args), FLAGS)
+    given = {name: value for name, value in vars(args).items() if name in FLAGS}
     preset = next((name for name in args.preset if name in PAPER_SCALE), "tiny")
     chosen = PAPER_SCALE.get(preset) or TINY | TINY_ANSWERS.get(args.env, {})
     settings = RwmlSettings(**chosen | given)
@@ -139,7 +125,7 @@ def parse(doc: str, argv: list[str] | None = None) -> RwmlJob:
 def refuse(settings: RwmlSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or that would be ignored."""
     refuse_ranks("rwml")
-    check_bounds(settings, FLAGS)
+    check_bounds(settings, BOUNDS)
     if settings.method == "early-experience":
         if cfg.env == "search":
             raise UserError("--method early-experience needs admissible commands; search has none.")

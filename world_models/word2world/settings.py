@@ -1,20 +1,15 @@
 """What the command line of Word2World asks for: settings, and flags that do not fit."""
 
-from dataclasses import MISSING, dataclass, fields, replace
+import argparse
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from paw_min.base.distributed import refuse_ranks
 from paw_min.base.errors import Parser, UserError, command_line
 from paw_min.base.files import expanded
-from paw_min.config import (
-    Config,
-    add_settings,
-    check_bounds,
-    flag,
-    given_settings,
-    opt,
-    parse_config,
-)
+from paw_min.base.flags import add_flags, check_bounds, flag, sections
+from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import presets_of
 from world_models.word2world.players import AGENTS
 
@@ -35,9 +30,6 @@ OF_ONE = {
     "wins": "imitate", "budgets": "verify",
 }
 
-PLAY = "Word2World: who plays, what, and where"
-TRAIN = "Word2World: what is trained, and how"
-
 
 @dataclass(frozen=True)
 class Word2WorldSettings:
@@ -47,28 +39,33 @@ class Word2WorldSettings:
     examples: tuple[Path, ...] = ()
     budgets: tuple[int, ...] = (0, 2, 4, 10)
     trajectories: tuple[Path, ...] = ()
-    slips: float = opt(PLAY, 0.0, "share of the teacher's steps that are random", low=0, high=1)
-    split: str = opt(PLAY, "train", "collect: tasks", choices=("train", "held_out"))
-    episodes: int = opt(PLAY, 0, "collect: number of episodes; 0: one per task", low=0)
-    world_model: str = opt(PLAY, "", "folder of a trained one, or with --shots any model")
-    shots: str = opt(
-        PLAY, "", "prompt --world-model, which is not trained, with so many examples",
-        choices=("0", "3"),
-    )
-    answer_tokens: int = opt(
-        PLAY, 0, "longest answer; 0: the paper's 512, for fidelity 2000", low=0
-    )
-    start: str = opt(TRAIN, "", "what train starts from, as --model; default: from scratch")
-    limit: int = opt(TRAIN, 0, "train: number of trajectories; 0: all", low=0)
-    width: int = opt(TRAIN, 128, "of a model from scratch, a multiple of 32")
-    context: int = opt(TRAIN, 12288, "train: most tokens of a chat", low=1)
-    wins: int = opt(TRAIN, 0, "imitate: won trajectories of each file; 0: all", low=0)
-    epochs: int = opt(TRAIN, 5, "train, imitate: passes over the data", low=1)
-    batch: int = opt(TRAIN, 128, "trajectories, or steps, per gradient step", low=1)
-    lr: float = opt(TRAIN, 1e-5, "learning rate", above=0, high=1)
+
+    # ---- Word2World: who plays, what, and where ----
+    slips: float = 0.0  # share of the teacher's steps that are random
+    split: Literal["train", "held_out"] = "train"  # collect: tasks
+    episodes: int = 0  # collect: number of episodes; 0: one per task
+    world_model: str = ""  # folder of a trained one, or with --shots any model
+    shots: Literal["", "0", "3"] = ""  # ask --world-model untrained, with so many examples
+    answer_tokens: int = 0  # longest answer; 0: the paper's 512, for fidelity 2000
+
+    # ---- Word2World: what is trained, and how ----
+    start: str = ""  # what train starts from, as --model; default: from scratch
+    limit: int = 0  # train: number of trajectories; 0: all
+    width: int = 128  # of a model from scratch, a multiple of 32
+    context: int = 12288  # train: most tokens of a chat
+    wins: int = 0  # imitate: won trajectories of each file; 0: all
+    epochs: int = 5  # train, imitate: passes over the data
+    batch: int = 128  # trajectories, or steps, per gradient step
+    lr: float = 1e-5  # learning rate
 
 
-FLAGS = [f for f in fields(Word2WorldSettings) if f.metadata]
+FLAGS = [name for names in sections(Word2WorldSettings).values() for name in names]
+BOUNDS = {
+    "[0, inf)": ("episodes", "answer_tokens", "limit", "wins"),
+    "[1, inf)": ("context", "epochs", "batch"),
+    "[0, 1]": ("slips",),
+    "(0, 1]": ("lr",),
+}
 LISTS = {  # flags with any number of values
     "agents": dict(choices=AGENTS, help="who plays (default model)"),
     "examples": dict(type=Path, help="files of collect --split train, for --shots 3"),
@@ -96,11 +93,11 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     lists = parser.add_argument_group("Word2World: lists")
     for name, how in LISTS.items():
-        lists.add_argument(flag(name), nargs="+", default=MISSING, **how)
-    add_settings(parser, {}, FLAGS)
+        lists.add_argument(flag(name), nargs="+", default=argparse.SUPPRESS, **how)
+    add_flags(parser, Word2WorldSettings)
     args, flags = parser.parse_known_args(argv)
-    given = given_settings(vars(args), FLAGS)
-    given |= {name: tuple(vars(args)[name]) for name in LISTS if vars(args)[name] is not MISSING}
+    given = {name: value for name, value in vars(args).items() if name in FLAGS}
+    given |= {name: tuple(value) for name, value in vars(args).items() if name in LISTS}
     for name in given:
         if OF_ONE.get(name, args.command) != args.command:
             raise UserError(f"{flag(name)} is for {OF_ONE[name]}, not for {args.command}: omit it.")
@@ -127,7 +124,7 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
 
 def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or are out of range."""
-    check_bounds(settings, FLAGS)
+    check_bounds(settings, BOUNDS)
     if min(settings.budgets) < 0:
         raise UserError(f"--budgets {min(settings.budgets)} is out of range: it must be at least "
                         "0.")

@@ -1,0 +1,66 @@
+"""Flags of a command: the fields of a dataclass. The comment behind a field is its help.
+
+    class Settings:
+        # ---- run ----                  a title in --help
+        seed: int = 0  # of training     --seed INT
+
+Fields above the first title, or below `# ---- without a flag ----`, have no flag.
+"""
+
+import argparse
+import inspect
+import re
+from typing import Literal, get_args, get_origin
+
+from paw_min.base.errors import Parser, UserError
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def sections(cls: type) -> dict[str, dict[str, str]]:
+    """The fields that have a flag: {title: {name: help}}."""
+    found = {}
+    section = {}
+    for line in inspect.getsource(cls).splitlines():
+        if title := re.fullmatch(r"    # ---- (.+) ----", line):
+            section = found.setdefault(title[1], {})
+        elif field := re.fullmatch(r"    (\w+): .+?  # (.+)", line):
+            section[field[1]] = field[2]
+    found.pop("without a flag", None)
+    return found
+
+
+def add_flags(parser: Parser, cls: type, defaults=None, skip=()) -> None:
+    """A flag per field. defaults: an object of the class; None: omitted flags have no value."""
+    for title, helps in sections(cls).items():
+        group = parser.add_argument_group(title)
+        for name, text in helps.items():
+            if name in skip:
+                continue
+            kind = cls.__annotations__[name]
+            if kind is bool:
+                how = dict(action=argparse.BooleanOptionalAction)
+            elif get_origin(kind) is Literal:
+                how = dict(choices=get_args(kind))
+            else:
+                how = dict(type=kind, metavar=kind.__name__.upper())
+            default = getattr(defaults or cls, name)
+            if default != "":
+                text += f" (default {default})"
+            given = default if defaults else argparse.SUPPRESS
+            group.add_argument(flag(name), default=given, help=text.replace("%", "%%"), **how)
+
+
+def check_bounds(settings, bounds: dict[str, tuple[str, ...]]) -> None:
+    """UserError unless each value is in its interval. bounds: {"(0, 1]": names of settings}."""
+    for interval, names in bounds.items():
+        low, high = map(float, interval[1:-1].split(", "))
+        for name in names:
+            value = getattr(settings, name)
+            above = value > low if interval[0] == "(" else value >= low
+            below = value < high if interval[-1] == ")" else value <= high
+            if not (above and below):  # nor is NaN
+                raise UserError(f"{flag(name)} {value!s:.60} is out of range: it must be in "
+                                f"{interval}.")
