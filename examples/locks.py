@@ -144,7 +144,7 @@ def start_policy(world: World, seed: int) -> Policy:
     for name in world.material_of:
         for tool in TOOLS:
             texts.append(" ".join([*world.prompt(name), *world.observation(name, tool)]))
-    tokenizer = make_tokenizer(texts)
+    tokenizer = make_tokenizer(texts, complete=True)
     return Policy(make_model(tokenizer, seed), tokenizer)
 
 

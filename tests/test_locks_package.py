@@ -2,6 +2,7 @@
 
 import inspect
 import time
+from dataclasses import replace
 from itertools import product
 from unittest.mock import Mock
 
@@ -112,6 +113,18 @@ class Renamed(locks.Locks):
 
     def _step(self, observation, **outcome):
         return super()._step(observation.replace("bone", "zorro"), **outcome)
+
+
+def test_a_word_that_the_model_does_not_have_is_named(tmp_path, monkeypatch):
+    """As where the world was edited, and the start model is the old one."""
+    # Another test may have put another copy of the module there.
+    ours = replace(locks.BENCHMARKS["locks"], load=locks.load)
+    monkeypatch.setitem(locks.BENCHMARKS, "locks", ours)
+    monkeypatch.setattr(locks, "Locks", Renamed)
+    locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
+    settings = dict(env="locks", out=str(tmp_path), model=str(tmp_path / "start"), eval_tasks=20)
+    with pytest.raises(UserError, match="^the model has no token for 'zorro': if its world has"):
+        train.train(Config(**locks.PRESETS["tiny"] | settings))
 
 
 def test_the_preset_has_the_settings_of_one_file():

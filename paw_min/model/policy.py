@@ -171,8 +171,18 @@ class Policy(torch.nn.Module):
         return [*self.encode(text.removeprefix(self.opened_thought)), self.eos_ids[0]]
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of what the chat template has written, control tokens included."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Token ids of what the chat template has written, control tokens included.
+
+        UserError for a word that the model of a small world does not have (standins.py).
+        """
+        try:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # tokenizers has no class for it, and does not name the word
+            known = self.tokenizer.get_vocab()
+            words = re.findall(r"\w+|[^\w\s]+", text.lower())
+            word = next((word for word in words if word not in known), text)
+            raise UserError(f"the model has no token for {word!r}: if its world has changed, "
+                            "delete the model's folder, so that it is made again.") from error
 
     def decode(self, ids: list[int]) -> str:
         """The text of a response, without control tokens."""

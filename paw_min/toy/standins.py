@@ -44,8 +44,11 @@ TAGS = ["<think>", "</think>", "<action>", "</action>", "<search>", "</search>",
         "</answer>"]
 
 
-def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer for the lower-case words and runs of punctuation in `texts`."""
+def make_tokenizer(texts: list[str], complete: bool = False) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer for the lower-case words and runs of punctuation in `texts`.
+
+    complete: any other word is an error (Policy.encode_rendered); without, it becomes <unk>.
+    """
     words = set()
     for text in texts:
         # Drop the tags, which would fall apart into words and brackets.
@@ -53,7 +56,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         words.update(re.findall(r"\w+|[^\w\s]+", text))
     tags = [tag for tag in TAGS if any(tag in text for text in texts)]
     vocab = {word: i for i, word in enumerate(SPECIAL + tags + sorted(words))}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="" if complete else "<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     # Spaces between words, but not inside brackets: WebShop's commands are like search[red mug].
