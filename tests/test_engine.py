@@ -202,6 +202,15 @@ def test_a_text_without_an_end_stops(env, game, rhs):
         env.reset()
 
 
+def test_the_library_is_stripped_where_binutils_is(monkeypatch):
+    from paw_min.envs.alfworld import engine
+
+    assert len(engine._library.__wrapped__()) < 2_000_000
+    monkeypatch.setenv("PATH", "/nowhere")
+    whole = Path(engine.fast_downward.interface.DOWNWARD_LIB_PATH).read_bytes()
+    assert engine._library.__wrapped__() == whole
+
+
 def test_environments_are_independent(paths):
     """Two copies of a game and another game in turns give the texts of each alone.
 

@@ -9,18 +9,16 @@ identical.
     load                               197 ms             71 ms, then 2 ms
     reset                              128 ms             3.4 ms
     step                               31 ms              0.9 ms
-    copy of fast-downward's library    34 MB              1 MB, without debug symbols
 
 All environments of a process share the caches. Of its own, an environment has a copy of
-fast-downward's library, which holds the state of the running game. The library is never unloaded,
-so an environment that is dropped leaks its memory: create a FIXED number of environments and `load`
+fast-downward's library, which is never unloaded: create a FIXED number of environments and `load`
 one game after another. Use one thread per process: the translator replaces `sys.stdout` while it
 works, and shared symbols of a grammar are modified while a text is derived.
 
 TextWorld passes the `{expressions}` of a game's grammar to `eval`, and commands to `str.format`.
-Here `load` refuses a game that could run code or fill the memory with them (`_expression`,
-`_translate`), and rules that call each other without an end are stopped (`_Grammar`). A hostile
-game can still be slow, which the timeout of the pool's workers ends.
+Here `load` refuses a game that could run code or fill the memory with them, and rules that call
+each other without an end are stopped. A hostile game can still be slow, which the timeout of the
+pool's workers ends.
 """
 
 import copy
@@ -28,10 +26,11 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import struct
+import subprocess
 import sys
 import tempfile
 from functools import lru_cache
+from pathlib import Path
 
 try:
     import fast_downward
@@ -52,35 +51,10 @@ TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 
 HARMLESS = re.compile(r"[\w\s.+=!'\"]{1,500}", re.ASCII)
 TEXT_LENGTH = 1_000_000  # characters and rules of a text; published games have a few thousand
 NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
-NO_BUILTINS = {"__builtins__": {}}  # the globals of expressions
 
 
 class GameError(ValueError):
     """A game file that cannot be played; the message has the file and the remedy."""
-
-
-def install():
-    """Replace what is slow or unsafe in TextWorld's PDDL backend; further calls have no effect.
-
-    Raises RuntimeError if TextWorld's version is not the supported one.
-    """
-    found = importlib.metadata.version("textworld")
-    if found != SUPPORTED_TEXTWORLD:
-        raise RuntimeError(
-            f"paw_min/envs/alfworld/engine.py replaces private names of textworld "
-            f"{SUPPORTED_TEXTWORLD} but found textworld {found}: "
-            f"pip install 'textworld[pddl]=={SUPPORTED_TEXTWORLD}'."
-        )
-
-    # Five functions that TextWorld calls again and again; how often:
-    fast_downward.pddl2sas = _pddl2sas  # PDDL to SAS: twice per load and twice per reset
-    logic.GameLogic = _game_logic  # the grammar of a game: once per load
-    textgen._parse_and_convert = _symbols  # a text such as "go to {r.name}": once per command
-    Rule.parse_conjunctive_query = _query  # a condition such as {text|in(o, r)}: as the texts
-    textgen.EvalSymbol.derive = _evaluate  # the expression of a text: as the texts
-
-    textgen.deepcopy = _copy  # deep copies of all that a text refers to
-    logic.ContextSensitiveGrammar = _Grammar  # a rule that calls itself never returns
 
 
 def make_env(request_infos):
@@ -118,21 +92,41 @@ def alfworld_wrappers():
     return alfred_tw_env.AlfredDemangler, alfred_tw_env.AlfredInfos
 
 
+def install():
+    """Replace what is slow or unsafe in TextWorld's PDDL backend; further calls have no effect."""
+    found = importlib.metadata.version("textworld")
+    if found != SUPPORTED_TEXTWORLD:
+        raise RuntimeError(
+            f"paw_min/envs/alfworld/engine.py replaces private names of textworld "
+            f"{SUPPORTED_TEXTWORLD} but found textworld {found}: "
+            f"pip install 'textworld[pddl]=={SUPPORTED_TEXTWORLD}'."
+        )
+    # Five functions that TextWorld calls again and again; how often:
+    fast_downward.pddl2sas = _pddl2sas  # PDDL to SAS: twice per load and twice per reset
+    logic.GameLogic = _game_logic  # the grammar of a game: once per load
+    textgen._parse_and_convert = _symbols  # a text such as "go to {r.name}": once per command
+    Rule.parse_conjunctive_query = _query  # a condition such as {text|in(o, r)}: as the texts
+    textgen.EvalSymbol.derive = _evaluate  # the expression of a text: as the texts
+
+    textgen.deepcopy = _copy  # deep copies of all that a text refers to
+    logic.ContextSensitiveGrammar = _Grammar  # a rule that calls itself never returns
+
+
 # TextWorld's own functions, read before `install` replaces them.
 _stock_pddl2sas = fast_downward.pddl2sas
 _stock_parse = textgen._parse_and_convert
 _stock_game_logic = logic.GameLogic
-
 _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
+
+
+def _pddl2sas(domain, problem, verbose=False, optimize=False):
+    """Replacement for fast_downward.pddl2sas; no plan is requested, so none is translated for."""
+    return _translate(domain, problem)
 
 
 @lru_cache(maxsize=GAME_CACHE)
 def _translate(domain, problem):
-    """fast_downward.pddl2sas, with ValueErrors.
-
-    Refuses names that would overflow a buffer of fast-downward, and those that str.format reads:
-    TextWorld passes it the commands, and {x:99999999} would fill the memory.
-    """
+    """fast_downward.pddl2sas, with ValueErrors."""
     argv = sys.argv  # pddl2sas overwrites it
     try:
         task, sas = _stock_pddl2sas(domain, problem)
@@ -145,22 +139,16 @@ def _translate(domain, problem):
     if longest > NAME_LENGTH:
         raise ValueError(f"a name of {longest} bytes; fast-downward reads up to {NAME_LENGTH}")
     for entity in task.objects:
+        # str.format reads the commands: {x:99999999} would fill the memory.
         if re.search("[{}]", entity.name + entity.type_name):
             raise ValueError(f"the name {entity.name:.80} or its type has a brace")
     return task, sas
 
 
-def _pddl2sas(domain, problem, verbose=False, optimize=False):
-    """Replacement for fast_downward.pddl2sas; no plan is requested, so none is translated for."""
-    return _translate(domain, problem)
-
-
 @lru_cache(maxsize=TEXT_CACHE)
 def _expression(text):
-    """The compiled expression; ValueError for one that could do more than write a text.
-
-    `__` leads from any object to all of Python.
-    """
+    """The compiled expression; ValueError for one that could do more than write a text."""
+    # __ leads from any object to all of Python.
     if not HARMLESS.fullmatch(text) or "__" in text:
         raise ValueError(f"the grammar's expression {{{text:.80}}} is refused: only names, "
                          "attributes such as .name, texts, + and conditions are evaluated")
@@ -213,16 +201,16 @@ def _evaluate(self, context=None):
     TextWorld's passes the variables by writing to locals(), which has no effect in Python 3.13.
     """
     context = context or self.context
-    value = eval(_expression(self.expression), NO_BUILTINS, context["variables"])
+    value = eval(_expression(self.expression), {"__builtins__": {}}, context["variables"])
     return [textgen.TerminalSymbol(value)]
 
 
 class _Grammar(textgen.ContextSensitiveGrammar):
     """A grammar whose texts end: ValueError for one of more than TEXT_LENGTH characters."""
 
-    def derive(self, start, context={}):
+    def derive(self, start, context=None):
         self.length = 0
-        return super().derive(start, context)
+        return super().derive(start, context or {})
 
     def replace(self, start):
         symbols = super().replace(start)
@@ -240,8 +228,7 @@ class _Env(PddlEnv):
         interface = fast_downward.interface
         path = interface.DOWNWARD_LIB_PATH
         with tempfile.NamedTemporaryFile() as file:
-            file.write(_library())
-            file.flush()  # it is read by name, not through this object
+            Path(file.name).write_bytes(_library())
             interface.DOWNWARD_LIB_PATH = file.name
             try:
                 super().__init__(infos)
@@ -262,26 +249,17 @@ class _Env(PddlEnv):
 
 @lru_cache(maxsize=1)
 def _library():
-    """The bytes of libdownward.so without its debug symbols, which are 97 % of the file.
+    """The bytes of libdownward.so without its debug symbols: 1.3 MB of 34.
 
     The library's state is global, so each environment loads its own copy. A copy is deleted but
     stays mapped, and takes up space in $TMPDIR (or memory) until the process ends.
-
-    The file is in the ELF format: a header, segments, and sections. The loader maps the segments,
-    which the program headers list. Debug symbols are sections after the last segment, and the
-    loader does not read them: what is cut off here is not missed.
     """
-    with open(fast_downward.interface.DOWNWARD_LIB_PATH, "rb") as file:
-        library = file.read()
-    is_elf_64_little_endian = library[:6] == b"\x7fELF\x02\x01"
-    if not is_elf_64_little_endian:  # another system: use all of it
-        return library
-    # The header has from byte 32 on: where the program headers are (8 bytes), 14 other bytes, the
-    # size of one, their number (2 bytes each).
-    first, size, count = struct.unpack_from("<Q14xHH", library, 32)
-    end = 0  # where the last segment ends
-    for k in range(count):
-        # A program header has 8 other bytes, offset (8), 16 other bytes, length in the file (8).
-        offset, length = struct.unpack_from("<8xQ16xQ", library, first + k * size)
-        end = max(end, offset + length)
-    return library[:end]
+    path = fast_downward.interface.DOWNWARD_LIB_PATH
+    with tempfile.NamedTemporaryFile() as small:
+        try:
+            # From binutils, which the compiler that built the library also needs.
+            strip = ["strip", "--strip-debug", "-o", small.name, path]
+            subprocess.run(strip, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            return Path(path).read_bytes()  # All of it plays as well.
+        return Path(small.name).read_bytes()
