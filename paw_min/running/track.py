@@ -1,9 +1,8 @@
 """The lines of metrics.jsonl, as curves in TensorBoard or Weights & Biases (--track).
 
-metrics.jsonl stays the source; rank 0 writes both. A run that resumes, maybe after a time without a
-tracker, gives TensorBoard all lines anew, in place of what it has (purge_step). wandb continues the
-run whose id is stored in the run folder, and ignores steps that it has; one that is new to a run
-first gets the earlier lines. With WANDB_MODE=offline, nothing is sent: `wandb sync` does it later.
+metrics.jsonl stays the source; rank 0 writes both. A run that resumes gives TensorBoard all lines
+anew, in place of what it has (purge_step); wandb continues the run whose id is in the run folder,
+and ignores steps that it has. With WANDB_MODE=offline, `wandb sync` sends them later.
 """
 
 import os
@@ -33,35 +32,32 @@ class Tracker:
             with writing(str(folder / "tensorboard")):
                 self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
         else:
-            if (folder / "wandb-id").exists():
-                done = []
-            self.run = _open_wandb(cfg, folder)
+            done = [] if (folder / "wandb-id").exists() else done  # a new one gets earlier lines
+            self.run = open_wandb(cfg, folder)
         for line in done:
             self.log(line)
 
     def log(self, metrics: dict[str, float]) -> None:
-        if self.writer:
+        if self.run:
+            self.run.log(metrics, step=metrics["update"])
+        else:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, metrics["update"])
             self.writer.flush()  # a killed run has what metrics.jsonl has
-        else:
-            self.run.log(metrics, step=metrics["update"])
 
     def close(self) -> None:
         self.writer.close() if self.writer else self.run.finish()
 
 
-def _open_wandb(cfg: Config, folder: Path):
+def open_wandb(cfg: Config, folder: Path):
     import wandb
 
     path = folder / "wandb-id"
     name = path.read_text() if path.exists() else uuid4().hex
+    project = os.environ.get("WANDB_PROJECT", "paw_min")
     try:
-        run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "paw_min"), name=cfg.name, id=name,
-            resume="allow", dir=str(folder), config=public(cfg),
-            settings=wandb.Settings(silent=True, console="off"),
-        )
+        run = wandb.init(project=project, name=cfg.name, id=name, resume="allow", dir=str(folder),
+                         config=public(cfg), settings=wandb.Settings(silent=True, console="off"))
     except Exception as error:  # wandb, its client or its disk failed
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--track wandb cannot start ({reason}): run wandb login, or set "
