@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paw_min.running.plot import METHODS, OTHERS, Method, escape_dollars, plt
+from paw_min.running.plot import COLORS, OTHERS, Method, label_of, plt
 from research.stats import Interval, t_interval
 
-BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
-# The arms of the studies: those of METHODS, and the same with one thing replaced: dashed, or
+BLUE, PINK = COLORS["paw"].color, COLORS["ce"].color
+# The arms of the studies: those of COLORS, and the same with one thing replaced: dashed, or
 # dotted for λ.
-STYLES = METHODS | {
+STYLES = COLORS | {
     "mae": Method("PaW, ρ = 1", "#D55E00"),
     "probable": Method("ECHO where p ≥ 0.03", "#882255"),
     "alpha 1": Method("PaW, α = 1", BLUE, "--"),
@@ -21,8 +21,8 @@ STYLES = METHODS | {
     "ce, constant": Method("PaW with cross entropy, λ = 1", PINK, ":"),
 }
 # The grids of the paper name them so (paper/grids.py).
-STYLES |= {"GRPO": METHODS["grpo"], "GRPO w/ PaW": METHODS["paw"], "ECHO": METHODS["echo"],
-           "placebo: shuffled targets": METHODS["placebo"]}
+STYLES |= {"GRPO": COLORS["grpo"], "GRPO w/ PaW": COLORS["paw"], "ECHO": COLORS["echo"],
+           "placebo: shuffled targets": COLORS["placebo"]}
 
 
 class Curves(NamedTuple):
@@ -57,7 +57,7 @@ def panel_curves(
     """
     for arm, (x, values) in arms.items():
         name, color, line = styles[arm]
-        axis.plot(x, values.mean(0), line, color=color, marker=".", label=escape_dollars(name))
+        axis.plot(x, values.mean(0), line, color=color, marker=".", label=label_of(name))
         low, high = zip(*(np.clip(band(at_x), *limits) for at_x in values.T))
         axis.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     axis.grid(alpha=0.3)

@@ -48,7 +48,7 @@ def test_runs_that_differ_in_more_than_the_seed_have_no_mean(tmp_path, figures):
     plot.draw([ours, baseline], tmp_path)
     lines = panel(figures, "held-out success").lines
     assert [list(line.get_ydata()) for line in lines] == [[0.8, 0.8], [0.2, 0.2]]
-    assert [line.get_color() for line in lines] == [plot.METHODS[m].color for m in ("paw", "grpo")]
+    assert [line.get_color() for line in lines] == [plot.COLORS[m].color for m in ("paw", "grpo")]
     assert in_legend(figures()[0]) == ["run-paw", "run"]  # no paths
 
 
@@ -84,6 +84,11 @@ def test_a_folder_may_be_named_twice_even_without_settings(tmp_path, figures):
     assert in_legend(figures()[0]) == [f"{tmp_path.name}/run: mean of 2 runs (thin: each)"]
 
 
+def test_a_name_may_have_any_letters(tmp_path, figures):
+    plot.draw([make_run(tmp_path / "_base", 0, 0.5), make_run(tmp_path / "$a$", 0, 0.5, rho=0.1)])
+    assert in_legend(figures()[0]) == [" _base", r"\$a\$"]
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path, figures):
     runs = [make_run(tmp_path / folder / "run", 0, 0.5, rho=rho)
             for folder, rho in (("a", 0.1), ("b", 0.2))]
@@ -110,8 +115,8 @@ def test_a_method_has_one_color_and_one_name(tmp_path, figures):
     one_file.draw(dict.fromkeys(("grpo", "paw", "placebo"), [points]), tmp_path / "one_file.png")
     axis = figures()[0].axes[0]
     drawn = [(line.get_label(), line.get_color()) for line in axis.lines]
-    assert drawn == [plot.METHODS[arm][:2] for arm in ("grpo", "paw", "placebo")]
+    assert drawn == [plot.COLORS[arm][:2] for arm in ("grpo", "paw", "placebo")]
     assert axis.get_ylim() == (0, 100)
     studied = panels.styles_of(["paw", "unknown", "GRPO w/ PaW"])
-    assert studied["paw"] == studied["GRPO w/ PaW"] == plot.METHODS["paw"]
+    assert studied["paw"] == studied["GRPO w/ PaW"] == plot.COLORS["paw"]
     assert len({style.color for style in studied.values()}) == 2

@@ -35,7 +35,7 @@ class Method(NamedTuple):
 
 
 # Okabe and Ito's colors, which color-blind readers can tell apart.
-METHODS = {
+COLORS = {
     "grpo": Method("GRPO", "#E69F00"),
     "paw": Method("PaW", "#0072B2"),
     "placebo": Method("placebo", "#7F7F7F"),
@@ -67,13 +67,14 @@ class Arm(NamedTuple):
     runs: list[list[dict]]  # the lines of metrics.jsonl of each
 
 
-def escape_dollars(text: str) -> str:
-    """A label that matplotlib shows as it is; it would read dollars as math."""
-    return text.replace("$", r"\$")
+def label_of(name: str) -> str:
+    """A label of a legend. matplotlib reads dollars as math, and hides what begins with "_"."""
+    text = name.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def method_of(config: dict) -> str | None:
-    """The key in METHODS of a run with these settings. None: it has another method."""
+    """The key in COLORS of a run with these settings. None: it has another method."""
     if not config or config.get("method", Config.method) != Config.method:
         return None
     if not config["paw"]:
@@ -110,7 +111,7 @@ def find_arms(folders: list[Path]) -> list[Arm]:
             seeds = {config.get("seed") for _, config in runs}
             what = "seeds" if len(seeds) == len(runs) else "runs"  # a copy is not another seed
             name = re.sub(r"-?seed[0-9]+$", "", name) + f": mean of {len(runs)} {what} (thin: each)"
-        known = METHODS.get(method_of(config))
+        known = COLORS.get(method_of(config))
         color = known.color if known and known.color not in taken else next(others)
         taken.add(color)
         arms.append(Arm(Method(name, color), [read_metrics(folder) for folder, _ in runs]))
@@ -145,7 +146,7 @@ def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:
             shared = sorted(set.intersection(*map(set, curves)))  # updates that all runs have
             curves = [{update: np.mean([curve[update] for curve in curves]) for update in shared}]
         (curve,) = curves
-        axis.plot(list(curve), list(curve.values()), color=color, label=escape_dollars(name),
+        axis.plot(list(curve), list(curve.values()), color=color, label=label_of(name),
                   marker=".", lw=2.2 if len(runs) > 1 else 1.5)
     set_limits(axis, key)
     axis.set_title(title, fontsize=10)

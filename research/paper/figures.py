@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
-from paw_min.running.plot import FIGURES, FRACTIONS, METHODS, plt, set_limits
+from paw_min.running.plot import COLORS, FIGURES, FRACTIONS, plt, set_limits
 from paw_min.running.runs import read_metrics
 from research.panels import Curves, deviation, panel_curves, styles_of
 from research.paper.table import compute, find, load
@@ -152,7 +152,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     for axis in axes.flat[1:]:
         for k, (name, run) in enumerate(runs.items()):
             bars = axis.bar(np.arange(2) + 0.38 * (k - 0.5), [run["peak"], run["mean"]], 0.36,
-                            label=name, color=METHODS[("grpo", "paw")[k]].color)
+                            label=name, color=COLORS[("grpo", "paw")[k]].color)
             axis.bar_label(bars, fmt="%.2f", fontsize=8)
         axis.set_xticks([0, 1], ["peak", "mean over updates"])
         axis.set_ylabel("memory (GB)")
