@@ -29,8 +29,8 @@ group has equal scores if it won, or lost, all its episodes and no response was 
 equal scores is off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
 
 Differs from verl-agent: a group with a single counted row gets 0, because there is nothing to
-compare it with (there, it gets its raw score). update.prepare does the same for a group with a
-single trajectory. And a group of equal scores is not divided by eps (_scale).
+compare it with (there, it gets its raw score), and so does a group with a single trajectory
+(compared). And a group of equal scores is not divided by eps (Relative.standardized).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
@@ -43,8 +43,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
+Labels = Sequence[Hashable] | Tensor  # of groups, trajectories or states, one per row
 EPS = 1e-6  # added to the std
+ROUNDING = 1e-9  # A std below it is that of equal scores.
 
 
 def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
@@ -56,23 +57,22 @@ def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
     return values - penalty * (1.0 - valid.to(values.dtype))
 
 
-def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tensor:
+def discounted_returns(rewards: Tensor, trajectory: Labels, gamma: float) -> Tensor:
     """G_t = r_t + gamma * G_{t+1} within each trajectory (GiGPO Eq. 5) -> (N,).
 
     rewards: (N,) environment rewards, without penalties. The rows of a trajectory must be in time
     order; rows of different trajectories may be interleaved.
     """
-    labels = _labels(trajectory, len(rewards), "trajectory")
+    label = numbered(trajectory)
     returns = rewards.tolist()
     after = defaultdict(float)  # trajectory -> G_{t+1}
     for i in reversed(range(len(returns))):
-        after[labels[i]] = returns[i] = returns[i] + gamma * after[labels[i]]
-    dtype = rewards.dtype if rewards.is_floating_point() else None  # None: the default float type
-    return torch.tensor(returns, dtype=dtype, device=rewards.device)
+        after[label[i]] = returns[i] = returns[i] + gamma * after[label[i]]
+    return torch.tensor(returns, dtype=float_type(rewards), device=rewards.device)
 
 
 def grpo(
-    scores: Tensor, group: Keys, trajectory: Keys | None = None, *, over: str = "rows"
+    scores: Tensor, group: Labels, trajectory: Labels | None = None, *, over: str = "rows"
 ) -> Tensor:
     """Group-relative advantage of each row -> (N,).
 
@@ -80,14 +80,11 @@ def grpo(
     over: "rows" computes the statistics over all rows of the group; "trajectories" over the first
         row of each trajectory (with that row's penalty, if it has one).
     """
-    labels = _labels(group, len(scores), "group")
-    counted = _counted(trajectory, len(scores), over)
-    stats = _statistics(scores, labels, counted)
-    return _as(scores, _centered(scores, stats) / _scale(stats))
+    return relative(scores, group, trajectory, over).standardized().to(float_type(scores))
 
 
 def rloo(
-    scores: Tensor, group: Keys, trajectory: Keys | None = None, *, over: str = "rows"
+    scores: Tensor, group: Labels, trajectory: Labels | None = None, *, over: str = "rows"
 ) -> Tensor:
     """n / (n - 1) * (s_i - mean_g), with n counted rows (or trajectories) in the group -> (N,).
 
@@ -95,47 +92,44 @@ def rloo(
     Over trajectories it is leave-one-out, but for rows whose penalty is not that of the first row
     of their trajectory, the one that counts.
     """
-    labels = _labels(group, len(scores), "group")
-    counted = _counted(trajectory, len(scores), over)
-    stats = _statistics(scores, labels, counted)
-    centered = _as(scores, _centered(scores, stats))
-    return centered * (stats.n / (stats.n - 1).clamp(min=1)).to(centered)
+    found = relative(scores, group, trajectory, over)
+    factor = found.n / (found.n - 1).clamp(min=1)
+    return found.centered.to(float_type(scores)) * factor.to(float_type(scores))
 
 
-def is_compared(group: Keys, trajectory: Keys) -> Tensor:
-    """Has the row's group more than one trajectory? -> bool (N,)."""
-    groups = _labels(group, len(trajectory), "group")
-    members = defaultdict(set)  # group -> its trajectories
-    for g, label in zip(groups, _labels(trajectory, len(groups), "trajectory")):
-        members[g].add(label)
-    return torch.tensor([len(members[g]) > 1 for g in groups])
+def compared(advantage: Tensor, group: Labels, trajectory: Labels) -> Tensor:
+    """The advantage, and 0 in groups with a single trajectory -> (N,).
+
+    If broken environments leave a group one episode, its rows could only be compared with each
+    other.
+    """
+    n_trajectories = relative(advantage, group, trajectory, over="trajectories").n
+    return advantage.masked_fill(n_trajectories == 1, 0.0)
 
 
-def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam: float) -> Tensor:
+def gae(rewards: Tensor, values: Tensor, trajectory: Labels, *, gamma: float, lam: float) -> Tensor:
     """Generalized advantage estimates -> (M,); the returns that a critic fits are these + values.
 
     delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
     end of a trajectory. rewards, values: (M,), in time order within each trajectory. In
     verl-agent (and ppo.py) an entry is a token, and each response is its own trajectory.
     """
-    labels = _labels(trajectory, len(rewards), "trajectory")
+    label = numbered(trajectory)
     reward = rewards.double().tolist()
     value = values.double().tolist()
-    result = [0.0] * len(labels)
+    result = [0.0] * len(label)
     next_value = defaultdict(float)  # trajectory -> V_{k+1}; 0 after its end
     next_advantage = defaultdict(float)  # trajectory -> A_{k+1}
-    for k in reversed(range(len(labels))):
-        label = labels[k]
-        delta = reward[k] + gamma * next_value[label] - value[k]
-        result[k] = delta + gamma * lam * next_advantage[label]
-        next_value[label] = value[k]
-        next_advantage[label] = result[k]
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    return torch.tensor(result, dtype=dtype, device=values.device)
+    for k in reversed(range(len(label))):
+        delta = reward[k] + gamma * next_value[label[k]] - value[k]
+        result[k] = delta + gamma * lam * next_advantage[label[k]]
+        next_value[label[k]] = value[k]
+        next_advantage[label[k]] = result[k]
+    return torch.tensor(result, dtype=float_type(values), device=values.device)
 
 
 def gigpo(
-    scores: Tensor, step_returns: Tensor, group: Keys, anchor: Keys, *,
+    scores: Tensor, step_returns: Tensor, group: Labels, anchor: Labels, *,
     weight: float = 1.0, similarity: float | None = None,
 ) -> Tensor:
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
@@ -146,15 +140,64 @@ def gigpo(
     similarity: None compares anchors exactly; a ratio in (0, 1] merges texts at least that similar
         (similar_anchors).
     """
-    groups = _labels(group, len(scores), "group")
-    anchors = _labels(anchor, len(scores), "anchor")
-    if similarity is not None:
-        anchors = similar_anchors(groups, anchors, similarity)
-    episode = grpo(scores, groups)  # A^E
+    groups = numbered(group)
+    if similarity is None:
+        states = numbered(anchor)
+    else:
+        states = similar_anchors(groups, anchor, similarity)
+    step = relative(step_returns, list(zip(groups, states))).standardized()  # A^S
+    return grpo(scores, groups) + weight * step.to(float_type(step_returns))  # A^E + omega A^S
 
-    stats = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
-    step = _as(step_returns, _centered(step_returns, stats) / _scale(stats))  # A^S
-    return episode + weight * step
+
+class Relative(NamedTuple):
+    """Values beside those of their label that count: float64, (N,) each."""
+
+    centered: Tensor  # value - mean; 0 where one value counts: nothing to compare it with
+    n: Tensor  # how many count
+    std: Tensor  # unbiased; 0 of a single value
+
+    def standardized(self) -> Tensor:
+        """centered / (std + eps), without the division where there is no spread -> (N,)."""
+        # Where all counted scores are equal, their centered values are 0, whatever divides them.
+        # But with over="trajectories", a row that is not counted may have a penalty of its own:
+        # divided by eps, 0.1 would be an advantage of -1e5.
+        return self.centered / (self.std + EPS).masked_fill(self.std < ROUNDING, 1.0)
+
+
+def relative(
+    values: Tensor, label: Labels, trajectory: Labels | None = None, over: str = "rows"
+) -> Relative:
+    """Each value beside the counted ones of its label: of all rows, or one per trajectory."""
+    if over not in ("rows", "trajectories"):
+        raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
+    values = values.double()
+    counts = torch.ones_like(values)  # (N,) 1 or 0
+    if over == "trajectories":
+        first = {tau: i for i, tau in reversed([*enumerate(numbered(trajectory))])}
+        counts.zero_()[list(first.values())] = 1.0
+    of = torch.tensor(numbered(label), device=values.device)  # (N,)
+    zeros = values.new_zeros(int(of.max()) + 1)  # (L,), one per label
+
+    def total(x: Tensor) -> Tensor:  # (N,) -> (N,), of the label of each row
+        return zeros.index_add(0, of, counts * x)[of]
+
+    n = total(torch.ones_like(values))
+    centered = (values - total(values) / n).masked_fill(n == 1, 0.0)
+    std = (total(centered.square()) / (n - 1).clamp(min=1)).sqrt()
+    return Relative(centered, n, std)
+
+
+def numbered(labels: Labels) -> list[int]:
+    """Labels as numbers from 0, in the order in which they occur first."""
+    if isinstance(labels, Tensor):
+        labels = labels.tolist()  # As keys, two tensors of the same number differ.
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    return [number[label] for label in labels]
+
+
+def float_type(values: Tensor) -> torch.dtype:
+    """The type of a result: that of the values, but at least float32."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) -> list[int]:
@@ -201,71 +244,3 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
         return True
     bound = LCSseq.similarity(a, b)
     return 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
-
-
-def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:
-    """The rows that enter the statistics of a group: all, or the first of each trajectory."""
-    if over not in ("rows", "trajectories"):
-        raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
-    if over == "trajectories" and trajectory is None:
-        raise ValueError('over="trajectories" needs the trajectory label of each row')
-    if over == "rows":
-        return range(n)
-    first = {}
-    for i, label in enumerate(_labels(trajectory, n, "trajectory")):
-        first.setdefault(label, i)
-    return list(first.values())
-
-
-class Statistics(NamedTuple):
-    """Statistics of the counted rows that share a row's label: float64, (N,) each."""
-
-    n: Tensor  # how many they are
-    mean: Tensor
-    std: Tensor  # unbiased; 0 of a single row
-
-
-def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> Statistics:
-    """n, mean and std of the values (N,) of the `counted` rows, for the label of each row."""
-    exact = values.double()
-    members = defaultdict(list)  # label -> its counted rows
-    for i in counted:
-        members[labels[i]].append(i)
-    rows = defaultdict(list)  # label -> all its rows
-    for i, label in enumerate(labels):
-        rows[label].append(i)
-    n = torch.zeros_like(exact)
-    mean = torch.zeros_like(exact)
-    std = torch.zeros_like(exact)
-    for label, sample in members.items():
-        n[rows[label]] = len(sample)
-        mean[rows[label]] = exact[sample].mean()
-        if len(sample) > 1:
-            std[rows[label]] = exact[sample].std(unbiased=True)
-    return Statistics(n, mean, std)
-
-
-def _centered(values: Tensor, stats: Statistics) -> Tensor:
-    """values - mean, and 0 where one row counts: nothing to compare it with -> float64 (N,)."""
-    return (values.double() - stats.mean).masked_fill(stats.n == 1, 0.0)
-
-
-def _scale(stats: Statistics) -> Tensor:
-    """What a centered value is divided by: std + eps, or 1 where there is no spread -> (N,)."""
-    # Where all counted scores are equal, their centered values are 0, whatever divides them. But
-    # with over="trajectories", a row that is not counted may have a penalty of its own: divided by
-    # eps, 0.1 would be an advantage of -1e5.
-    is_equal = stats.std < EPS * 1e-3  # up to rounding; also 0 of a single row
-    return (stats.std + EPS).masked_fill(is_equal, 1.0)
-
-
-def _as(values: Tensor, result: Tensor) -> Tensor:
-    """The result in the floating-point type of the values, or the default one."""
-    return result.to(values.dtype if values.is_floating_point() else torch.get_default_dtype())
-
-
-def _labels(keys: Keys, n: int, name: str) -> list:
-    labels = keys.tolist() if isinstance(keys, Tensor) else list(keys)
-    if len(labels) != n:
-        raise ValueError(f"{name} labels {len(labels)} rows, but there are {n}")
-    return labels

@@ -78,10 +78,9 @@ def prepare(
     # A of Eq. 1. PPO's advantages come later, from its critic (ppo.with_critic).
     advantage = None
     if cfg.algo != "ppo":
-        # If broken environments leave a group one episode, its rows could only be compared with
-        # each other. So they have no advantage.
-        advantage = row_advantages(cfg, rows)
-        advantage[~advantages.is_compared(rows.group, rows.trajectory)] = 0.0
+        advantage = advantages.compared(
+            row_advantages(cfg, rows), rows.group, rows.trajectory
+        )
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.

@@ -166,10 +166,6 @@ def test_the_bound_is_one_and_it_is_sharp_at_the_threshold():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="over='turns'"):
         advantages.grpo(SCORES, GROUP, TRAJECTORY, over="turns")
-    with pytest.raises(ValueError, match="trajectory"):
-        advantages.grpo(SCORES, GROUP, over="trajectories")
-    with pytest.raises(ValueError, match="4 rows, but there are 5"):
-        advantages.grpo(SCORES, GROUP[:4])
     with pytest.raises(ValueError, match="similarity=1.5"):
         advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, similarity=1.5)
 
@@ -232,4 +228,4 @@ def test_gigpo_adds_eps_to_both_stds(monkeypatch):
 def test_a_group_with_one_trajectory_is_not_compared():
     group = ["a", "a", "b", "b"]
     trajectory = [0, 0, 1, 2]
-    assert advantages.is_compared(group, trajectory).tolist() == [False, False, True, True]
+    assert advantages.compared(torch.ones(4), group, trajectory).tolist() == [0, 0, 1, 1]
