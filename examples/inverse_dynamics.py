@@ -62,14 +62,19 @@ def with_inverse_rows(cfg: Config, s: Session, rows: Rows) -> Rows:
     tokens = [inverse_row(cfg, s.policy, transition) for transition in rows.transitions]
     asked = torch.tensor([bool(row.obs_ids) for row in tokens])  # (N,)
     weight = losses.row_weights(rows.group, asked, rows.lambdas)  # (N,), lambda_g is 1
+    # Its rows have no response, so nothing for the RL loss. PPO has an advantage per token.
+    no_tokens = [[] for _ in tokens]
+    if isinstance(rows.advantage, list):
+        advantage = rows.advantage + no_tokens
+    else:
+        advantage = torch.cat([rows.advantage, torch.zeros(len(tokens))])  # (2N,)
     return replace(
         rows,
         tokens=[*rows.tokens, *tokens],
         row_weight=torch.cat([rows.row_weight, weight]),
-        # No response, so nothing for the RL loss.
-        advantage=torch.cat([rows.advantage, torch.zeros_like(rows.advantage)]),
-        old_logp=None if rows.old_logp is None else rows.old_logp.repeat(2, 1),  # (2N, T)
-        ref_logp=None if rows.ref_logp is None else rows.ref_logp.repeat(2, 1),
+        advantage=advantage,
+        old_logp=None if rows.old_logp is None else rows.old_logp + no_tokens,
+        ref_logp=None if rows.ref_logp is None else rows.ref_logp + no_tokens,
     )
 
 

@@ -19,12 +19,11 @@ script; --wm-loss and --rho do nothing here.
 
 import math
 
-from torch import Tensor
-
 from paw_min import cmae
 from paw_min.cli import fork
 from paw_min.config import METHOD_PRESETS, Config
 from paw_min.model.batches import Batch
+from paw_min.model.policy import Scores
 from paw_min.rows import Rows
 from paw_min.running.session import Session
 from paw_min.train import paw
@@ -38,8 +37,9 @@ def probable(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     return paw(cfg, s, rows, k, loss_of_probable)
 
 
-def loss_of_probable(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss:
+def loss_of_probable(cfg: Config, scores: Scores, batch: Batch) -> ObservationLoss:
     """The loss of each row of a batch, from log-probs (B, S)."""
+    logp = scores.logp
     counted = batch.obs_mask & (logp >= math.log(FLOOR))
     # A dropped token costs what a certain one does. It still counts in |o|, as in Eq. 8.
     kept = logp.masked_fill(~counted, 0.0)

@@ -4,8 +4,8 @@
       + wm_scale * mean over all groups g of
                    [lambda_g * mean over S_alpha,g of the world-model loss]
 
-update.loss_parts computes the terms of a micro-batch, and update.optimize adds them up. Surrogate
-and KL are means over the tokens that they are given; loss_parts multiplies them by the
+update.loss_terms computes the terms of a micro-batch, and update.optimize adds them up. Surrogate
+and KL are means over the tokens that they are given; loss_terms multiplies them by the
 micro-batch's share of the mini-batch's tokens. "All groups g" are those of the update, even those
 without a selected row.
 
@@ -24,6 +24,7 @@ are 1 on the tokens that count. beta is --kl-coef, c_H is entropy_coef.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,13 +40,16 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(~mask.bool(), 0.0).sum() / mask.sum().clamp(min=1)  # / tokens
 
 
+class Surrogate(NamedTuple):
+    loss: Tensor  # ()
+    metrics: dict[str, Tensor]  # () each
+
+
 def clipped_surrogate(
     logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor,
     clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float = 3.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
-
-    The clips are verl-agent's.
+) -> Surrogate:
+    """PPO's clipped policy loss with dual clip, token mean. The clips are verl-agent's.
 
     logp, old_logp, mask: (N, T), of the action tokens. advantage: (N,) per response, or (N, T).
     Where A < 0 and the ratio is large, the loss is bounded by dual_clip * |A| (Ye et al. 2020,
@@ -74,7 +78,7 @@ def clipped_surrogate(
             "ratio": ratio,
         }
         metrics = {name: masked_mean(value, mask) for name, value in values.items()}
-    return masked_mean(loss, mask), metrics
+    return Surrogate(masked_mean(loss, mask), metrics)
 
 
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class UpdateMetrics:
         self.weights = defaultdict(float)
 
     def add_pass(self, parts, batch: Batch) -> None:
-        """One micro-batch: update.LossParts, and its Batch."""
+        """One micro-batch: update.LossTerms, and its Batch."""
         # A term is its micro-batch's part of the loss of a step: the parts of a step add up, and
         # the metric is the mean over the steps.
         for name, term in parts.terms.items():

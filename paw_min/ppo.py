@@ -21,12 +21,14 @@ The critic shares the policy's AdamW, with a learning rate of its own. Its optim
 separate from the policy's: AdamW skips parameters without a gradient, so a step of one leaves the
 other alone. Its head starts at zero, verl-agent's at random.
 
-Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S columns (see
-model/batches.py), M response tokens, D hidden size.
+Legend: N rows, T_i tokens of the response of row i, M tokens of all responses, one after another, B
+rows of a micro-batch, S columns (model/batches.py), D hidden size.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,10 +36,10 @@ from torch import Tensor
 from paw_min import advantages, losses
 from paw_min.base import distributed
 from paw_min.config import Config
-from paw_min.model.batches import Batch, micro_batches, to_columns
+from paw_min.model.batches import Batch, micro_batches
 from paw_min.model.policy import Policy, last_hidden, load_policy
-from paw_min.model.scoring import response_mask
-from paw_min.rows import Rows
+from paw_min.model.scoring import TokenSums, response_batches
+from paw_min.rows import PerToken, Rows
 from paw_min.update import gradient_step, mini_batches, row_scores
 
 VALUE_CLIP = 0.5  # verl-agent
@@ -49,59 +51,61 @@ def with_critic(method: Callable) -> Callable:
     """A method (train.Method) that lets the critic judge the rows and be trained on them first."""
 
     def method_with_critic(cfg: Config, s, rows: Rows, k: int) -> dict[str, float]:
-        rows, metrics = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
-        return metrics | method(cfg, s, rows, k)
+        judged = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+        return judged.metrics | method(cfg, s, judged.rows, k)
 
     return method_with_critic
 
 
+class Judged(NamedTuple):
+    rows: Rows  # with advantages from the critic's values before it was trained
+    metrics: dict[str, float]
+
+
 def learn_values(
     cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple
-) -> tuple[Rows, dict[str, float]]:
-    """Fit the critic to the returns -> rows with advantages from its values before, metrics."""
-    mask = response_mask(rows.tokens)  # (N, T)
-    old = token_values(cfg, policy, rows)  # (N, T)
+) -> Judged:
+    """Judge the rows, then fit the critic to their returns."""
+    old = token_values(cfg, policy, rows)  # N x T_i
+    lengths = [len(row) for row in old]
+    value = torch.tensor(list(chain(*old)))  # (M,)
     # The score is the reward of the last token, all others get 0.
-    reward = torch.zeros_like(old)  # (N, T)
-    row = torch.arange(len(mask))  # (N,)
-    last = mask.sum(-1) - 1  # (N,)
-    reward[row, last] = row_scores(rows, cfg.invalid_penalty).to(old)
-    # gae() takes a flat list of tokens, with the row of each as its trajectory.
-    label = row[:, None].expand_as(mask)[mask]  # (M,)
-    estimate = torch.zeros_like(old)  # (N, T)
-    estimate[mask] = advantages.gae(reward[mask], old[mask], label, gamma=1.0, lam=GAE_LAMBDA)
-    returns = estimate + old  # G, (N, T)
+    reward = torch.zeros_like(value)  # (M,)
+    last = torch.tensor(lengths).cumsum(0) - 1  # (N,)
+    reward[last] = row_scores(rows, cfg.invalid_penalty).to(value)
+    row_of_token = [i for i, length in enumerate(lengths) for _ in range(length)]
+    estimate = advantages.gae(reward, value, row_of_token, gamma=1.0, lam=GAE_LAMBDA)  # (M,)
+    returns = estimate + value  # G, (M,)
 
-    loss = fit_critic(cfg, policy, optimizer, rows, old, returns, seed_key)
-    error = (returns - old)[mask].var()
-    spread = returns[mask].var()
+    def by_row(flat: Tensor) -> PerToken:
+        return [row.tolist() for row in flat.split(lengths)]
+
+    loss = fit_critic(cfg, policy, optimizer, rows, old, by_row(returns), seed_key)
+    error = (returns - value).var()
+    spread = returns.var()
     metrics = {
         "loss_value": loss,
-        "value": old[mask].mean().item(),
+        "value": value.mean().item(),
         "explained_variance": (1 - error / spread).item() if spread > 0 else 0.0,
     }
-    return replace(rows, advantage=whiten(estimate, mask)), metrics
+    return Judged(replace(rows, advantage=by_row(whiten(estimate))), metrics)
 
 
 def fit_critic(
-    cfg: Config, policy: Policy, optimizer, rows: Rows, old: Tensor, returns: Tensor,
+    cfg: Config, policy: Policy, optimizer, rows: Rows, old: PerToken, returns: PerToken,
     seed_key: tuple,
 ) -> float:
-    """One gradient step per mini-batch of optimize() -> mean value loss. old, returns: (N, T)."""
+    """One gradient step per mini-batch of optimize() -> the mean value loss."""
     minis = mini_batches(len(rows.tokens), cfg.mini_batch, seed_key)
     no_obs = [False] * len(rows.tokens)
     total = 0.0
     for mini in minis:
-        n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
         for batch in micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens):
             value = policy.values(batch)  # (B, S)
-            old_value = to_columns(old[batch.index], value)  # (B, S)
-            target = to_columns(returns[batch.index], value)  # (B, S)
-            per_token = value_loss(value, old_value, target)
-            # This is a part of the token mean over the mini-batch, as in update.loss_parts.
-            share = int(batch.response_mask.sum()) / n_tokens
-            loss = share * losses.masked_mean(per_token, batch.response_mask)
+            per_token = value_loss(value, batch.in_columns(old), batch.in_columns(returns))
+            # This is a part of the token mean over the mini-batch, as in update.loss_terms.
+            loss = batch.share * losses.masked_mean(per_token, batch.response_mask)
             loss.backward()
             total += loss.item() / len(minis)
         gradient_step(policy, optimizer)
@@ -114,27 +118,20 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor) -> Tensor:
     return torch.maximum((value - returns) ** 2, (clipped - returns) ** 2)
 
 
-def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """(value - mean) / sqrt(var + 1e-8) where mask is 1, with the unbiased var; 0 elsewhere."""
-    inside = values[mask].double()  # (M,), exact enough where all values are equal
-    variance = inside.var() if len(inside) > 1 else torch.zeros(())
-    whitened = (values.double() - inside.mean()) / (variance + 1e-8).sqrt()
-    return whitened.masked_fill(~mask, 0.0).to(values)
+def whiten(values: Tensor) -> Tensor:
+    """(value - mean) / sqrt(var + 1e-8), with the unbiased var: (M,) -> (M,)."""
+    exact = values.double()  # exact enough where all values are equal
+    variance = exact.var() if len(exact) > 1 else torch.zeros(())
+    return ((exact - exact.mean()) / (variance + 1e-8).sqrt()).to(values)
 
 
 @torch.no_grad()
-def token_values(cfg: Config, policy: Policy, rows: Rows) -> Tensor:
-    """V of all response tokens, in one pass that is split between the ranks -> (N, T)."""
-    result = torch.zeros(response_mask(rows.tokens).shape)  # (N, T)
-    everything = list(range(len(rows.tokens)))
-    no_obs = [False] * len(rows.tokens)
-    for batch in micro_batches(policy, rows.tokens, everything, no_obs, cfg.micro_tokens):
-        value = policy.values(batch)  # (B, S)
-        mask = batch.response_mask
-        # Added, not assigned: a rank that repeats another's row has an empty mask and adds zeros.
-        result[batch.index, : mask.shape[1]] += value.masked_fill(~mask, 0.0).cpu()
-    distributed.all_reduce([result])  # each row is 0 on all ranks but one
-    return result
+def token_values(cfg: Config, policy: Policy, rows: Rows) -> PerToken:
+    """V of all response tokens, in one pass that is split between the ranks."""
+    result = TokenSums(rows.tokens)
+    for batch in response_batches(policy, rows.tokens, cfg.micro_tokens):
+        result.add(policy.values(batch), batch)
+    return result.over_ranks()
 
 
 class Critic(torch.nn.Module):

@@ -18,18 +18,20 @@ The advantage is (return - mean over rows) / (unbiased) std over rows, as no res
 formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 is R_max.
 
 A column has an entry per row, but for `lambdas`, which is {group: lambda_g}. Columns of a pass that
-was not made are None. A row stands in two columns: `transitions` is what was played, with its
-texts; `tokens` is what is trained on, the same list until the placebo or a fork
-(examples/multi_step.py) replaces it.
+was not made are None. Numbers per token are a list per response; batches.py puts them where the
+tokens are in a pass. A row stands in two columns: `transitions` is what was played, with its texts;
+`tokens` is what is trained on, the same list until the placebo or a fork (examples/multi_step.py)
+replaces it.
 
-Legend: N transitions (rows), T tokens of the longest response.
+Legend: N transitions (rows), T_i tokens of the response of row i.
 """
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+
+PerToken = list[list[float]]  # N x T_i: a number per response token
 
 
 @dataclass
@@ -102,11 +104,10 @@ class Rows:
     reward: list[float]  # N x r_t, without penalties
     episode_return: list[float]  # N x R(tau), of the row's episode
     valid: Tensor  # (N,) bool: is the response well formed?
-    sampler_logp: Tensor  # (N, T) the sampler's log-probs of a_t in nats, 0 after its end
 
-    advantage: Tensor | None = None  # (N,), one A per response, or (N, T), one per response token
-    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: the policy is still pi_old
-    ref_logp: Tensor | None = None  # (N, T) log pi_ref(a_t); None: no KL term
+    advantage: Tensor | PerToken | None = None  # (N,), one A per response, or one per token
+    old_logp: PerToken | None = None  # log pi_old(a_t), in nats; None: the policy is still pi_old
+    ref_logp: PerToken | None = None  # log pi_ref(a_t), in nats; None: no KL term
     entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: no pass was made for it
     candidates: Tensor | None = None  # (N,) bool: rows that compete in Eq. 4
     selected: Tensor | None = None  # (N,) bool, Eq. 4; all False without PaW
@@ -129,10 +130,4 @@ def flatten(episodes: list[Episode]) -> Rows:
         reward=[t.reward for t in transitions],
         episode_return=returns,
         valid=torch.tensor([t.valid for t in transitions]),
-        sampler_logp=logps_of([t.response_logps for t in transitions]),
     )
-
-
-def logps_of(logps: list[list[float]]) -> Tensor:
-    """Lists of log-probabilities, one per response -> (N, T), 0 after a response's end."""
-    return pad_sequence([torch.tensor(one) for one in logps], batch_first=True)

@@ -47,10 +47,17 @@ Method = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 def paw(
     cfg: Config, s: Session, rows: Rows, k: int,
-    world_model_loss: WorldModelLoss = observation_loss,
+    world_model_loss: WorldModelLoss = observation_loss, obs_entropy: bool = False,
 ) -> dict[str, float]:
-    """Lines 5, 7, 8 and 11: the gradient steps of update k on the joint objective."""
-    return update.optimize(cfg, s.policy, s.optimizer, rows, (cfg.seed, k), world_model_loss)
+    """Lines 5, 7, 8 and 11: the gradient steps of update k on the joint objective.
+
+    A fork may pass another world_model_loss. obs_entropy: whether it needs the entropies of
+    observation tokens.
+    """
+    key = (cfg.seed, k)
+    return update.optimize(
+        cfg, s.policy, s.optimizer, rows, key, world_model_loss, obs_entropy
+    )
 
 
 def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:

@@ -6,8 +6,8 @@
      4    select S_alpha from P (Eq. 4)                                   prepare
      5    for each group g:                                               optimize, by mini-batches
      6      S_alpha,g = the selected transitions of g                     prepare: row_weights
-     7      compute the RL loss (Eq. 1)            prepare: row_advantages; optimize: loss_parts
-     8      compute the world-model loss on S_alpha,g (Eq. 5-9)           optimize: loss_parts
+     7      compute the RL loss (Eq. 1)            prepare: row_advantages; optimize: loss_terms
+     8      compute the world-model loss on S_alpha,g (Eq. 5-9)           optimize: loss_terms
      9      compute lambda_g (Eq. 10)                                     prepare
     10    end for
     11    optimize the joint objective (Eq. 11)                           optimize
@@ -29,8 +29,7 @@ surrogate on group-relative advantages, with dual clip, a k3 KL term to the star
 bonus, random mini-batches, a gradient norm of at most 1 and one epoch per update. Not implemented:
 several epochs, an adaptive KL coefficient, KL in the reward, other loss aggregations.
 
-Legend: N rows of the update, T tokens of the longest response, B rows of a micro-batch, S columns
-(model/batches.py).
+Legend: N rows of the update, B rows of a micro-batch, S columns (model/batches.py).
 """
 
 from collections.abc import Callable
@@ -47,8 +46,8 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.metrics import UpdateMetrics
-from paw_min.model.batches import Batch, micro_batches, to_columns
-from paw_min.model.policy import Policy
+from paw_min.model.batches import Batch, training_batches
+from paw_min.model.policy import Policy, Scores
 from paw_min.model.reference import reference_logp
 from paw_min.model.scoring import score_responses
 from paw_min.rows import Rows
@@ -67,46 +66,39 @@ def prepare(
     """
     # One pass without gradient gives log pi_old(a_t), of the ratio, and H(a_t | h_t), of Eq. 4. It
     # comes before the first optimizer step, because both belong to the policy that sampled.
-    old_logp = entropy = None
+    old_logp = entropy = ref_logp = None
     if needs_old_policy(cfg, len(rows.tokens)):
         old = score_responses(policy, rows.tokens, cfg.micro_tokens)
         old_logp, entropy = old.logp, old.entropy
-    ref_logp = None
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
-
-    # A of Eq. 1. PPO's advantages come later, from its critic (ppo.with_critic).
-    advantage = None
-    if cfg.algo != "ppo":
-        advantage = advantages.compared(
-            row_advantages(cfg, rows), rows.group, rows.trajectory
-        )
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.
     # Only rows with an observation compete in Eq. 4.
     candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])  # (N,)
-    # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
-    selected = torch.zeros_like(candidates)  # (N,)
-    lambdas = dict.fromkeys(rows.group, 0.0)
     if cfg.paw:
         selected = select_transitions(candidates, entropy, cfg.alpha)  # line 4, Eq. 4
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
-    row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
+    else:
+        # No row is selected, so every weight is 0 and no observation enters a pass.
+        selected = torch.zeros_like(candidates)  # (N,)
+        lambdas = dict.fromkeys(rows.group, 0.0)
     tokens = rows.tokens
     if cfg.wm_target == "shuffled":
         tokens = targets.shuffled(tokens, policy.positions, cfg.seed, update)
     return replace(
         rows,
         tokens=tokens,
-        advantage=advantage,
+        # A of Eq. 1. PPO's advantages come later, from its critic (ppo.with_critic).
+        advantage=None if cfg.algo == "ppo" else row_advantages(cfg, rows),
         old_logp=old_logp,
         ref_logp=ref_logp,
         entropy=entropy,
         candidates=candidates,
         selected=selected,
         lambdas=lambdas,
-        row_weight=row_weight,
+        row_weight=losses.row_weights(rows.group, selected, lambdas),  # line 6, Eq. 9 and 11
     )
 
 
@@ -118,48 +110,52 @@ class ObservationLoss:
     counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
 
 
-def observation_loss(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss:
-    """Line 8, Eq. 5-8: the world-model loss of each row, from log-probs (B, S)."""
-    counted = batch.obs_mask
+def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLoss:
+    """Line 8, Eq. 5-8: the world-model loss of each row."""
+    logp, mask = scores.logp, batch.obs_mask  # (B, S) each
+    counted = mask
     if cfg.wm_loss == "ce":
-        per_row = cmae.cross_entropy(logp, batch.obs_mask)  # Eq. 5
+        per_row = cmae.cross_entropy(logp, mask)  # Eq. 5
     elif cfg.wm_loss == "mae":
-        per_row = cmae.mae(logp, batch.obs_mask)  # section 3.2
+        per_row = cmae.mae(logp, mask)  # section 3.2
     elif cfg.wm_loss == "cmae":
-        per_row = cmae.clipped_mae(logp, batch.obs_mask, cfg.rho)  # Eq. 8
+        per_row = cmae.clipped_mae(logp, mask, cfg.rho)  # Eq. 8
         # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
-        counted = batch.obs_mask & cmae.hard_tokens(logp, cfg.rho).bool()
+        counted = mask & cmae.hard_tokens(logp, cfg.rho).bool()
     else:
         raise ValueError(f"wm_loss={cfg.wm_loss!r} has no branch in observation_loss")
     return ObservationLoss(per_row, counted)
 
 
-# A world-model loss: the one above, or that of a fork (examples/probable.py).
-WorldModelLoss = Callable[[Config, Tensor, Batch], ObservationLoss]
+# A world-model loss: the one above, or that of a fork (examples/probable.py), from what the pass
+# says of a batch. What a fork knows of the rows themselves is at rows[batch.index].
+WorldModelLoss = Callable[[Config, Scores, Batch], ObservationLoss]
 
 
 def optimize(
     cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple,
-    world_model_loss: WorldModelLoss = observation_loss,
+    world_model_loss: WorldModelLoss = observation_loss, obs_entropy: bool = False,
 ) -> dict[str, float]:
     """Lines 5, 7, 8 and 11: one gradient step per random mini-batch of the rows -> metrics.
 
-    seed_key: determines the order of the rows. Every rank has all rows; the forward and backward
-    passes are split between the ranks (micro_batches).
+    seed_key: determines the order of the rows. obs_entropy: whether the world-model loss needs the
+    entropies of observation tokens. Every rank has all rows; the forward and backward passes are
+    split between the ranks (micro_batches).
     """
     n_rows = len(rows.tokens)
     minis = mini_batches(n_rows, cfg.mini_batch, seed_key)
-    # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
-    # nothing beyond RL.
-    with_obs = (rows.row_weight > 0).tolist()
     metrics = UpdateMetrics(n_steps=len(minis))
     with progress_bar(n_rows, "optimize", "row") as bar:
         # One epoch: each row is used once, so the ratio pi / pi_old stays near 1.
         for mini in minis:  # line 5, over random rows of all groups
             optimizer.zero_grad()
             # Micro-batches only bound the memory; they change neither the loss nor its gradient.
-            for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
-                parts = loss_parts(cfg, policy, rows, mini, batch, world_model_loss)
+            for batch in training_batches(policy, rows, mini, cfg.micro_tokens):
+                # One pass over h_t, a_t and o_{t+1}. Columns of a_t go to the RL loss, those of
+                # o_{t+1} to the world model's; attention is causal, so the former do not depend on
+                # the latter.
+                scores = policy(batch, obs_entropy)
+                parts = loss_terms(cfg, scores, batch, n_rows / len(mini), world_model_loss)
                 loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
                 check_finite(loss, parts.terms)
                 loss.backward()  # gradients of the micro-batches add up in place
@@ -171,7 +167,7 @@ def optimize(
 
 
 @dataclass
-class LossParts:
+class LossTerms:
     """What one micro-batch contributes to the loss of its mini-batch, and to the metrics."""
 
     terms: dict[str, Tensor]  # summands of Eq. 11 by name, () each: their sum is the loss
@@ -180,55 +176,56 @@ class LossParts:
     observations: ObservationLoss | None
 
 
-def loss_parts(
-    cfg: Config, policy: Policy, rows: Rows, mini: list[int], batch: Batch,
+def loss_terms(
+    cfg: Config, scores: Scores, batch: Batch, scale: float,
     world_model_loss: WorldModelLoss = observation_loss,
-) -> LossParts:
-    """Lines 7 and 8: the terms of Eq. 11 for one micro-batch of the mini-batch `mini`."""
-    index = batch.index  # B rows
-    mask = batch.response_mask  # (B, S)
-    # One pass over h_t, a_t and o_{t+1}. Columns of a_t go to the RL loss, those of o_{t+1} to the
-    # world model's; attention is causal, so the former do not depend on the latter.
-    logp, token_entropy = policy(batch)  # (B, S) each
-    if rows.old_logp is None:
-        # This update is a single step: the policy is still pi_old. The ratio is 1, and its gradient
-        # that of logp.
-        old_logp = logp.detach()
-    else:
-        old_logp = to_columns(rows.old_logp[index], logp)
-    advantage = rows.advantage[index]  # (B,) or (B, T)
-    if advantage.ndim == 2:
-        advantage = to_columns(advantage, logp)  # (B, S)
+) -> LossTerms:
+    """Lines 7 and 8: the terms of Eq. 11 for one micro-batch.
+
+    scale: the rows of the update / those of the mini-batch.
+    """
+    logp, mask = scores.logp, batch.response_mask  # (B, S) each
+    # Where old_logp is None, this update is a single step: the policy is still pi_old. The ratio is
+    # 1, and its gradient that of logp.
+    old_logp = logp.detach() if batch.old_logp is None else batch.old_logp
 
     # Line 7, Eq. 1: the base RL loss on every response. Each term is a mean over the tokens of this
     # micro-batch. Times its share of the tokens, it is a part of the mean over the mini-batch, so
     # that the gradient does not depend on how rows are cut into micro-batches.
-    n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
-    share = int(mask.sum()) / max(1, n_tokens)  # rows of examples/ may have no response
-    surrogate, stats = losses.clipped_surrogate(logp, old_logp, advantage.to(logp), mask)
-    stats["entropy"] = losses.masked_mean(token_entropy, mask)
-    terms = {"pg": share * surrogate}
-    terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]  # a bonus: lowers the loss
-    if rows.ref_logp is not None:
-        stats["ref_kl"] = losses.k3_kl(logp, to_columns(rows.ref_logp[index], logp), mask)
-        terms["kl"] = cfg.kl_coef * share * stats["ref_kl"]
+    surrogate, stats = losses.clipped_surrogate(logp, old_logp, batch.advantage, mask)
+    stats["entropy"] = losses.masked_mean(scores.entropy, mask)
+    terms = {"pg": batch.share * surrogate}
+    # A bonus: it lowers the loss.
+    terms["entropy"] = -cfg.entropy_coef * batch.share * stats["entropy"]
+    if batch.ref_logp is not None:
+        stats["ref_kl"] = losses.k3_kl(logp, batch.ref_logp, mask)
+        terms["kl"] = cfg.kl_coef * batch.share * stats["ref_kl"]
 
     # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has lambda_g and
     # the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the whole update, so the
     # sum over a mini-batch is scaled up to estimate the full sum.
     observations = None
     if batch.obs_mask.any():
-        observations = world_model_loss(cfg, logp, batch)
-        if not isinstance(observations, ObservationLoss):
-            raise UserError(f"the world-model loss returns a {type(observations).__name__} in "
-                            "place of an ObservationLoss(per_row, counted).")
-        if (shape := tuple(observations.per_row.shape)) != (len(index),):
-            raise UserError(f"the world-model loss returns the shape {shape} in place of "
-                            f"({len(index)},): one value per row, such as the mean over its "
-                            "observation's tokens.")
-        weighted = (rows.row_weight[index].to(logp) * observations.per_row).sum()
-        terms["wm"] = cfg.wm_scale * weighted * (len(rows.tokens) / len(mini))
-    return LossParts(terms, stats, observations)
+        observations = checked(world_model_loss(cfg, scores, batch), batch)
+        weighted = (batch.row_weight * observations.per_row).sum()
+        terms["wm"] = cfg.wm_scale * weighted * scale
+    return LossTerms(terms, stats, observations)
+
+
+def checked(observations: ObservationLoss, batch: Batch) -> ObservationLoss:
+    """What a world-model loss returned; UserError where a fork's has another type or shape.
+
+    A value per token would be summed in place of a mean per row, without an error.
+    """
+    if not isinstance(observations, ObservationLoss):
+        raise UserError(f"the world-model loss returns a {type(observations).__name__} in place of "
+                        "an ObservationLoss(per_row, counted).")
+    shape = tuple(observations.per_row.shape)
+    if shape != (len(batch.index),):
+        raise UserError(f"the world-model loss returns the shape {shape} in place of "
+                        f"({len(batch.index)},): one value per row, such as the mean over its "
+                        "observation's tokens.")
+    return observations
 
 
 def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
@@ -263,23 +260,25 @@ def row_scores(rows: Rows, invalid_penalty: float) -> Tensor:
 def row_advantages(cfg: Config, rows: Rows) -> Tensor:
     """A of each row, by the group-relative estimators -> (N,).
 
-    Another estimator may return one value per response token, (N, T).
+    Another estimator may return one value per response token (rows.PerToken).
     """
     score = row_scores(rows, cfg.invalid_penalty)  # (N,)
     if cfg.algo == "rloo":
-        return advantages.rloo(score, rows.group, rows.trajectory, over=cfg.statistics)
-    if cfg.algo == "grpo":
-        return advantages.grpo(score, rows.group, rows.trajectory, over=cfg.statistics)
-    if cfg.algo != "gigpo":
+        advantage = advantages.rloo(score, rows.group, rows.trajectory, over=cfg.statistics)
+    elif cfg.algo == "grpo":
+        advantage = advantages.grpo(score, rows.group, rows.trajectory, over=cfg.statistics)
+    elif cfg.algo == "gigpo":
+        # GiGPO's second return, of the step: the discounted sum of the rewards from here on.
+        rewards = torch.tensor(rows.reward)  # (N,)
+        returns = advantages.discounted_returns(rewards, rows.trajectory, GAMMA)
+        returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
+        advantage = advantages.gigpo(
+            score, returns, rows.group, [t.observation for t in rows.transitions],
+            similarity=BENCHMARKS[cfg.env].similarity,
+        )
+    else:
         raise ValueError(f"algo={cfg.algo!r} has no branch in row_advantages")
-    # GiGPO's second return, of the step: the discounted sum of the rewards from here on.
-    rewards = torch.tensor(rows.reward)  # (N,)
-    returns = advantages.discounted_returns(rewards, rows.trajectory, GAMMA)
-    returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
-    return advantages.gigpo(
-        score, returns, rows.group, [t.observation for t in rows.transitions],
-        similarity=BENCHMARKS[cfg.env].similarity,
-    )
+    return advantages.compared(advantage, rows.group, rows.trajectory)
 
 
 def select_transitions(candidates: Tensor, entropy: Tensor | None, alpha: float) -> Tensor:

@@ -41,23 +41,27 @@ def test_micro_batches_give_each_rank_its_part(monkeypatch, n_ranks):
     monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
     counts = set()
     seen = []
+    shares = []
     for rank in range(n_ranks):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         batches = list(micro_batches(policy, rows, chosen, with_obs, budget=6))
         counts.add(len(batches))
         for batch in batches:
             if not batch.response_mask.any():  # nothing left for this rank
+                assert batch.share == 0
                 assert batch.index == chosen[:1] and not batch.obs_mask.any()
                 continue
             seen += batch.index
+            shares.append(batch.share)
             for i, mask, obs in zip(batch.index, batch.response_mask, batch.obs_mask):
                 assert mask.sum() == len(rows[i].response_ids)
                 assert obs.sum() == with_obs[i] * len(rows[i].obs_ids)
     assert sorted(seen) == sorted(chosen) and len(counts) == 1
+    assert sum(shares) == pytest.approx(1.0)
 
 
 def cost(part, lengths):
-    return len(part) * max(lengths[i] for i in part)
+    return len(part) * max((lengths[i] for i in part), default=0)
 
 
 def random_lengths(seed: int) -> list[int]:
@@ -72,9 +76,9 @@ def test_split_keeps_its_promises(seed, multiple):
     budget = 100 + 40 * seed
     parts = split(lengths, budget, multiple)
     assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
-    assert all(cost(part, lengths) <= budget or len(part) == 1 for part in parts)
-    assert len(parts) % multiple == 0 or len(parts) == len(lengths)
-    firsts = [lengths[part[0]] for part in parts]
+    assert all(cost(part, lengths) <= budget or len(part) <= 1 for part in parts)
+    assert len(parts) % multiple == 0
+    firsts = [lengths[part[0]] for part in parts if part]
     assert firsts == sorted(firsts, reverse=True)
     assert parts == split(lengths, budget, multiple)
 
@@ -103,6 +107,6 @@ def test_split_is_even():
 
 
 def test_split_of_rows_that_are_too_few_or_too_long():
-    assert split([5, 5], 100, multiple=4) == [[0], [1]]
+    assert split([5, 5], 100, multiple=4) == [[0], [1], [], []]
     assert split([5, 500, 5], 100) == [[1], [0, 2]]
     assert split([], 100) == []

@@ -18,7 +18,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
-from paw_min.model.policy import load_tokenizer
+from paw_min.model.policy import Scores, load_tokenizer
 from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running.config_json import differences, read_config
 from paw_min.running.runs import read_metrics
@@ -227,17 +227,17 @@ def test_only_tokens_above_the_floor_teach(monkeypatch):
 def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
     """Its batch has empty masks (batches.py: micro_batches)."""
     batch = collate(ROWS[1:3], [True, True], pad_id=0)
-    logp = torch.full(batch.obs_mask.shape, -2.0)
-    assert probable.loss_of_probable(Config(), logp, batch).per_row.any()
+    scores = Scores(torch.full(batch.obs_mask.shape, -2.0), None)
+    assert probable.loss_of_probable(Config(), scores, batch).per_row.any()
     batch.obs_mask.zero_()
-    found = probable.loss_of_probable(Config(), logp, batch)
+    found = probable.loss_of_probable(Config(), scores, batch)
     assert not found.per_row.any() and not found.counted.any()
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():
     """A value per token in place of one per row."""
-    def per_token(cfg, logp, batch):
-        return ObservationLoss(-logp * batch.obs_mask, batch.obs_mask)
+    def per_token(cfg, scores, batch):
+        return ObservationLoss(-scores.logp * batch.obs_mask, batch.obs_mask)
 
     cfg = Config(**BASE)
     s = session(0.0)
@@ -246,7 +246,7 @@ def test_a_loss_of_a_wrong_shape_is_one_sentence():
     with pytest.raises(UserError, match=sentence):
         train.paw(cfg, s, rows, 1, per_token)
     with pytest.raises(UserError, match="returns a Tensor in place of an ObservationLoss"):
-        train.paw(cfg, s, rows, 1, lambda cfg, logp, batch: -logp.mean(-1))
+        train.paw(cfg, s, rows, 1, lambda cfg, scores, batch: -scores.logp.mean(-1))
 
 
 # ---- TAPO ----

@@ -201,7 +201,7 @@ def test_a_high_temperature_does_not_narrow_the_limit(temperature):
     policy = make("qwen2")
     row = replace(TOKEN_ROWS[0], obs_ids=[])
     policy.temperature = temperature
-    ours = score_responses(policy, [row], 1000).logp[0].tolist()
+    (ours,) = score_responses(policy, [row], 1000).logp
 
     def rows(error: float) -> Rows:
         logps = [logp + error for logp in ours]

@@ -24,10 +24,10 @@ from paw_min import toy
 from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.batches import micro_batches
+from paw_min.model.batches import training_batches
 from paw_min.model.policy import load_policy
 from paw_min.rows import Episode, Transition, flatten
-from paw_min.update import loss_parts, prepare
+from paw_min.update import loss_terms, prepare
 
 pytestmark = pytest.mark.slow
 MODEL = toy.default_model("alfworld")
@@ -133,10 +133,9 @@ def test_with_it_the_gradient_is_ours(run, settings, monkeypatch):
     rows = prepare(cfg, policy, None, flatten(episodes(on.played)))
     assert len(rows.tokens) == 16 and len(set(rows.row_weight.tolist())) > 1
     everything = list(range(len(rows.tokens)))
-    with_obs = (rows.row_weight > 0).tolist()
     total = 0.0
-    for batch in micro_batches(policy, rows.tokens, everything, with_obs, cfg.micro_tokens):
-        terms = loss_parts(cfg, policy, rows, everything, batch).terms
+    for batch in training_batches(policy, rows, everything, cfg.micro_tokens):
+        terms = loss_terms(cfg, policy(batch), batch, 1.0).terms
         if "wm" in terms:
             terms["wm"].backward()
             total += terms["wm"].item()

@@ -11,6 +11,8 @@ import torch
 from paw_min import advantages, select
 from paw_min import update as update_module
 from paw_min.config import Config
+from paw_min.model.head import token_scores
+from paw_min.model.policy import Scores
 from paw_min.model.scoring import score_responses
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.update import (
@@ -90,17 +92,18 @@ def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
 
 
 def test_advantages_per_token():
-    """(N, T) advantages: constant ones equal (N,), and each token is trained by its own."""
+    """Constant ones equal one per response, and each token is trained by its own."""
     cfg = Config(**BASE | {"paw": False, "micro_tokens": 40})
     steps = {}
     for name in ("per row", "per token", "first token only"):
         policy = make_policy()
         rows = prepare(cfg, policy, None, flatten(EPISODES))
-        width = max(len(t.response_ids) for t in ROWS)
         if name != "per row":
-            rows.advantage = rows.advantage[:, None].repeat(1, width)  # (N, T)
-        if name == "first token only":
-            rows.advantage[:, 1:] = 0.0
+            last = 1.0 if name == "per token" else 0.0  # factor of all tokens but the first
+            rows.advantage = [
+                [a] + [last * a] * (len(t.response_ids) - 1)
+                for t, a in zip(ROWS, rows.advantage.tolist())
+            ]
         optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
         optimize(cfg, policy, optimizer, rows, (0,))
         steps[name] = weights_of(policy) - start()
@@ -204,7 +207,7 @@ def test_tokens_that_count_are_those_with_a_gradient():
     for loss in ("cmae", "mae", "ce"):
         cfg = Config(wm_loss=loss, rho=0.2)
         logp.requires_grad_().grad = None
-        result = observation_loss(cfg, logp, SimpleNamespace(obs_mask=obs_mask))
+        result = observation_loss(cfg, Scores(logp, None), SimpleNamespace(obs_mask=obs_mask))
         expected = obs_mask & (p <= 0.2) if loss == "cmae" else obs_mask
         assert torch.equal(result.counted, expected), loss
         result.per_row.sum().backward()
@@ -271,6 +274,28 @@ def test_skipping_the_old_pass_changes_nothing(monkeypatch):
     taken, _ = run(alpha=1.0 - 1e-9)  # keeps every row all the same
     torch.testing.assert_close(skipped, taken, atol=1e-7, rtol=0)
     assert not torch.equal(skipped, baseline)
+
+
+def test_entropies_of_observations_cost_nothing_unless_a_loss_asks_for_them(monkeypatch):
+    """An update computes as many entropies as it has response tokens, or scored tokens."""
+    counted = []
+
+    def counting(hidden, weight, target, n_entropy):
+        counted.append((n_entropy, len(target)))
+        return token_scores(hidden, weight, target, n_entropy)
+
+    monkeypatch.setattr("paw_min.model.policy.token_scores", counting)
+    cfg = Config(**BASE)
+    for obs_entropy in (False, True):
+        policy = make_policy()
+        rows = prepare(cfg, policy, None, flatten(EPISODES))
+        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+        optimize(cfg, policy, optimizer, rows, (0,), obs_entropy=obs_entropy)
+    n_response = sum(len(row.response_ids) for row in rows.tokens)
+    n_obs = sum(len(row.obs_ids) for row, w in zip(rows.tokens, rows.row_weight) if w > 0)
+    old_pass = (n_response, n_response)
+    everything = n_response + n_obs
+    assert counted == [old_pass, (n_response, everything), old_pass, (everything, everything)]
 
 
 def test_kl_and_entropy_terms():

@@ -15,7 +15,7 @@ Why the number of ranks changes nothing but rounding:
 3. A mini-batch is the same set of rows on any number of ranks; each rank trains a part of it
    (model/batches.py).
 4. A row's weight in the loss is its share of the whole mini-batch's tokens and rows
-   (update.py: loss_parts).
+   (update.py: loss_terms).
 5. So gradients are summed, not averaged, and clipped after the sum (update.py: gradient_step).
 
 Without torchrun there is one rank.

@@ -11,17 +11,18 @@ One row, with prompt h, response a, separator s, next observation o and padding:
     response_mask           1 1 1 0 0 0 0 0 0 0
     obs_mask                0 0 0 0 0 1 1 1 1 0
 
-S is 10 here, because another row of the batch has 10 tokens after its prompt. The M tokens under
-either mask are also listed one after another, those of responses first: Policy.forward scores these
-and gives temperature and entropies to the first `n_response`; the masks serve the losses.
+S is 10 here, because another row of the batch has 10 tokens after its prompt. Whatever belongs to
+tokens stands in these columns: what the pass gives (log-probabilities, entropies, values), the
+masks, and what `training_batches` adds of an update's Rows. The M tokens under either mask are also
+listed one after another, those of responses first: Policy.forward scores these and gives the
+temperature to the first `n_response`.
 
 Only rows that train the world model have s and o. So PaW makes rows longer, but adds no pass over
 them: with alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no
 token attends to the padding behind it, and no attention mask is needed.
 
-Legend: N rows of the update, B rows of a batch, L tokens of its longest row, T tokens of the
-longest response, S columns: the largest number of tokens after a prompt of the batch, M scored
-tokens of the batch.
+Legend: N rows of the update, B rows of a batch, L tokens of its longest row, S columns: the largest
+number of tokens after a prompt of the batch, M scored tokens of the batch.
 """
 
 from bisect import bisect_left
@@ -30,20 +31,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from paw_min.base import distributed
-from paw_min.rows import TokenRow
+from paw_min.rows import PerToken, Rows, TokenRow
 
 
 @dataclass
 class Batch:
-    """Rows laid out for one forward pass.
-
-    Results of the forward pass (log-probabilities, entropies, values) are (B, S): column k is the
-    k-th token after the prompt. What is stored for a whole update (old and reference
-    log-probabilities) is (N, T), responses only: the same columns, without those of o.
-    `to_columns` turns the second layout into the first.
-    """
+    """Rows laid out for one forward pass."""
 
     index: list[int]  # B positions in the list of rows that the batch was made from
     ids: Tensor  # (B, L)
@@ -53,13 +49,39 @@ class Batch:
     n_response: int  # how many of the M are response tokens
     response_mask: Tensor  # (B, S) bool, 1 on response tokens
     obs_mask: Tensor  # (B, S) bool, 1 on observation tokens
+    share: float = 1.0  # its response tokens / those of all rows that were cut into batches
+
+    # Of training_batches alone; None: not there, as in Rows.
+    advantage: Tensor | None = None  # (B, S) A of Eq. 1
+    old_logp: Tensor | None = None  # (B, S) log pi_old(a_t), 0 outside of responses
+    ref_logp: Tensor | None = None  # (B, S) log pi_ref(a_t), 0 outside of responses
+    row_weight: Tensor | None = None  # (B,) weight of the world-model loss
+
+    def in_columns(self, values: Tensor | PerToken | None) -> Tensor | None:
+        """One number per response of all rows, (N,), or one per token of it -> (B, S).
+
+        Those of this batch, in the columns of their tokens. None stays None.
+        """
+        if values is None:
+            return None
+        if isinstance(values, Tensor):
+            return values[self.index, None].to(self.ids.device).expand(self.response_mask.shape)
+        width = self.response_mask.shape[1]
+        padded = [values[i] + [0.0] * (width - len(values[i])) for i in self.index]
+        return torch.tensor(padded, dtype=torch.float32, device=self.ids.device)
 
 
-def to_columns(stored: Tensor, like: Tensor) -> Tensor:
-    """Stored values per response token (B, T), cut or padded with 0 to the (B, S) of `like`."""
-    width = like.shape[1]
-    missing = max(0, width - stored.shape[1])
-    return torch.nn.functional.pad(stored[:, :width], (0, missing)).to(like)
+def training_batches(policy, rows: Rows, chosen: list[int], budget: int) -> Iterator[Batch]:
+    """micro_batches of an update's rows, with what their losses need besides the tokens."""
+    # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
+    # nothing beyond RL.
+    with_obs = (rows.row_weight > 0).tolist()
+    for batch in micro_batches(policy, rows.tokens, chosen, with_obs, budget):
+        batch.advantage = batch.in_columns(rows.advantage)
+        batch.old_logp = batch.in_columns(rows.old_logp)
+        batch.ref_logp = batch.in_columns(rows.ref_logp)
+        batch.row_weight = rows.row_weight[batch.index].to(batch.ids.device)
+        yield batch
 
 
 def micro_batches(
@@ -76,13 +98,12 @@ def micro_batches(
         if with_obs[i]:
             length += len(rows[i].separator_ids) + len(rows[i].obs_ids)
         lengths.append(length)
+    n_tokens = sum(len(rows[i].response_ids) for i in chosen)
 
-    # All ranks compute the same parts and take every n-th. The number of parts is a multiple of the
-    # ranks: a rank with one pass less would leave the others waiting.
+    # All ranks compute the same parts and take every n-th: equally many, because a rank with one
+    # pass less would leave the others waiting.
     n_ranks = distributed.n_ranks()
     parts = split(lengths, budget, multiple=n_ranks)
-    while len(parts) % n_ranks:  # fewer rows than ranks
-        parts.append([])
     for part in parts[distributed.rank() :: n_ranks]:
         # FSDP needs every rank in every pass. A rank without rows left repeats the first row with
         # empty masks: no loss, no gradient, no count in any metric but tokens_forward.
@@ -94,6 +115,8 @@ def micro_batches(
         if not part:
             batch.response_mask.zero_()
             batch.obs_mask.zero_()
+        # Rows of a fork (examples/tapo.py) may have no response at all.
+        batch.share = int(batch.response_mask.sum()) / max(1, n_tokens)
         yield batch
 
 
@@ -101,9 +124,9 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
     """Parts with rows x longest <= budget, as indices into `lengths`; each index exactly once.
 
     1. Fill parts with rows in the order of their lengths: the fewest parts within the budget.
-    2. Round their number up to a multiple of `multiple` (the ranks), if there are as many rows.
-    3. Find the lowest limit of tokens with this number of parts: they become nearly equal.
-    4. If that gives fewer parts, halve the largest until the number is reached.
+    2. Round their number up to a multiple of `multiple` (the ranks).
+    3. Find the lowest limit of tokens with at most so many parts: they become nearly equal.
+    4. Add empty parts up to the number, where there are too few rows to cut.
 
     The longest rows come first: if the budget exceeds the memory, the first batch fails.
     """
@@ -119,60 +142,44 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
                 parts.append([i])
         return parts
 
-    fewest = len(fill(budget))
-    count = -(-fewest // multiple) * multiple  # rounded up
-    count = min(count, len(lengths))
+    count = -(-len(fill(budget)) // multiple) * multiple  # rounded up
     # The number of parts never rises with the limit: a binary search finds the lowest one.
     limit = bisect_left(range(budget), True, key=lambda tokens: len(fill(tokens)) <= count)
     parts = fill(limit)
-    while len(parts) < count:
-        divisible = [k for k in range(len(parts)) if len(parts[k]) > 1]
-        largest = max(divisible, key=lambda k: len(parts[k]) * lengths[parts[k][0]])
-        part = parts[largest]
-        half = (len(part) + 1) // 2
-        parts[largest : largest + 1] = [part[:half], part[half:]]
-    return parts
+    return parts + [[] for _ in range(count - len(parts))]
 
 
 def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu") -> Batch:
     """Batch of these rows, with the observation of row b where with_obs[b]."""
-    # A row's tail: the response and, where kept, the observation after its separator.
-    tails = []
+    sequences = []
+    kinds = []  # of the tokens after the prompt: 1 response, 2 observation, 0 neither
     for row, keep in zip(rows, with_obs, strict=True):
-        tails.append(row.response_ids + (row.separator_ids + row.obs_ids if keep else []))
-    sequences = [row.prompt_ids + tail for row, tail in zip(rows, tails)]
-    width = max(len(sequence) for sequence in sequences)  # L
-    padded = [sequence + [pad_id] * (width - len(sequence)) for sequence in sequences]
-    ids = torch.tensor(padded)  # (B, L)
-
-    n_response = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (B, 1)
-    # The separator is in neither mask: the policy did not choose it, and it says nothing of the
-    # world.
-    n_separator = torch.tensor([len(row.separator_ids) for row in rows])[:, None]  # (B, 1)
-    n_tail = torch.tensor([len(tail) for tail in tails])[:, None]  # (B, 1)
-    columns = torch.arange(int(n_tail.max()))  # (S,)
-    response_mask = columns < n_response  # (B, S)
-    obs_mask = (columns < n_tail) & (columns >= n_response + n_separator)  # (B, S)
-    for b, row in enumerate(rows):
-        if with_obs[b] and row.given:
-            first_obs = len(row.response_ids) + len(row.separator_ids)
-            obs_mask[b, [first_obs + k for k in row.given]] = False
+        ids = row.prompt_ids + row.response_ids
+        kind = [1] * len(row.response_ids)
+        if keep:
+            ids = ids + row.separator_ids + row.obs_ids
+            # The policy did not choose the separator, and it says nothing of the world.
+            kind += [0] * len(row.separator_ids)
+            context = set(row.given)
+            kind += [0 if k in context else 2 for k in range(len(row.obs_ids))]
+        sequences.append(torch.tensor(ids))
+        kinds.append(torch.tensor(kind, dtype=torch.long))
+    ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id)  # (B, L)
+    kind = pad_sequence(kinds, batch_first=True)  # (B, S)
 
     # All response tokens come first, since Policy.forward computes entropies for those only.
-    scored = torch.cat([response_mask.nonzero(), obs_mask.nonzero()])  # (M, 2)
-    row_of = scored[:, 0]  # (M,)
-    column_of = scored[:, 1]  # (M,)
+    scored = torch.cat([(kind == 1).nonzero(), (kind == 2).nonzero()])  # (M, 2)
+    row_of, column_of = scored.unbind(1)  # (M,) each
     # Row b starts at b * L in ids.flatten(), and its tail after its prompt.
     n_prompt = torch.tensor([len(row.prompt_ids) for row in rows])  # (B,)
-    first = torch.arange(len(rows)) * width + n_prompt  # (B,)
-    at = first[row_of] + column_of  # (M,)
+    first = torch.arange(len(rows)) * ids.shape[1] + n_prompt  # (B,)
     return Batch(
         index=list(range(len(rows))),
         ids=ids.to(device),
-        at=at.to(device),
+        at=(first[row_of] + column_of).to(device),  # (M,)
         row=row_of.to(device),
         column=column_of.to(device),
-        n_response=int(response_mask.sum()),
-        response_mask=response_mask.to(device),
-        obs_mask=obs_mask.to(device),
+        n_response=int((kind == 1).sum()),
+        response_mask=(kind == 1).to(device),
+        obs_mask=(kind == 2).to(device),
     )

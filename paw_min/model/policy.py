@@ -2,10 +2,11 @@
 
 `Policy.forward` takes a batch of rows (h_t, a_t, o_{t+1}). It gives the log-probabilities of the
 response's tokens, for RL, and of the next observation's tokens, for the world model, and the
-entropies of the former. Attention is causal: no token of the response attends to the observation
-behind it. So an observation changes no log-probability of the response, to the last bit on a CPU
-(tests/test_policy.py). The model gets a head of our own (head.py), which computes logits only where
-they are needed: all of a batch at once would take more memory than the model.
+entropies of the former; those of the latter only for a loss that asks for them. Attention is
+causal: no token of the response attends to the observation behind it. So an observation changes no
+log-probability of the response, to the last bit on a CPU (tests/test_policy.py). The model gets a
+head of our own (head.py), which computes logits only where they are needed: all of a batch at once
+would take more memory than the model.
 
 The paper does not say what stands between a and o. Here it is what the chat template puts between a
 response and the next user message (Policy.separator), because a chat model has seen an
@@ -24,6 +25,7 @@ import re
 import sys
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +38,13 @@ from paw_min.model.head import Head, token_scores
 from paw_min.model.published import load_config, load_errors, load_tokenizer
 
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
+
+
+class Scores(NamedTuple):  # A tuple, because FSDP looks for tensors in what a pass returns.
+    """What a pass says of the scored tokens of a batch: (B, S) each, fp32, in nats, 0 elsewhere."""
+
+    logp: Tensor  # log-probability of the token
+    entropy: Tensor  # of the full vocabulary before it; 0 on observation tokens, if not asked for
 
 
 class Policy(torch.nn.Module):
@@ -80,10 +89,10 @@ class Policy(torch.nn.Module):
             name = type(self.model).__name__
             raise UserError(f"{name} has weights that are NaN or infinite: use another model")
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats) of each scored token -> two (B, S) fp32 tensors.
+    def forward(self, batch: Batch, obs_entropy: bool = False) -> Scores:
+        """Score the response and observation tokens of a batch.
 
-        The entropy is that of the full vocabulary, and 0 on observation tokens.
+        obs_entropy: also give the entropies of observation tokens, which PaW does not need.
         """
         head = self.model.get_output_embeddings()
         # The head only sees scored positions. Position t - 1 predicts token t.
@@ -96,16 +105,13 @@ class Policy(torch.nn.Module):
         head_type = torch.bfloat16 if self.precision == "bf16" else head.weight.dtype
         hidden = (hidden / divisor).to(head_type)
         target = batch.ids.flatten()[batch.at]  # (M,)
-        token_logp, token_entropy = token_scores(
-            hidden, head.weight, target, batch.n_response
-        )  # (M,), (M,)
+        n_entropy = len(target) if obs_entropy else batch.n_response
+        logp, entropy = token_scores(hidden, head.weight, target, n_entropy)  # (M,), (M,)
 
         # Give each transition a row again.
         place = (batch.row, batch.column)
         empty = torch.zeros(batch.response_mask.shape, device=hidden.device)  # (B, S)
-        logp = empty.index_put(place, token_logp)
-        entropy = empty.index_put(place, token_entropy)
-        return logp, entropy
+        return Scores(empty.index_put(place, logp), empty.index_put(place, entropy))
 
     def values(self, batch: Batch) -> Tensor:
         """The critic's values of response tokens -> (B, S); see ppo.py.

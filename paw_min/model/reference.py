@@ -8,13 +8,12 @@ The reference never changes, so one pass per update gives log pi_ref for all min
 """
 
 import torch
-from torch import Tensor
 
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.scoring import score_responses
-from paw_min.rows import Rows
+from paw_min.rows import PerToken, Rows
 
 
 def make_reference(cfg: Config, policy: Policy, folder: str) -> Policy | None:
@@ -48,8 +47,8 @@ def rounded_layers(model) -> list[torch.nn.Module]:
     return [*lora.linear_layers(model).values(), *([] if tied else [head])]
 
 
-def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:
-    """log pi_ref(a_t) -> (N, T)."""
+def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> PerToken:
+    """log pi_ref(a_t)."""
     if reference is policy:  # LoRA
         with lora.adapters_off(policy):
             return score_responses(policy, rows.tokens, cfg.micro_tokens).logp

@@ -8,21 +8,24 @@ log-probabilities of its own tokens, log mu, with the trainer's log pi. Old weig
 temperature, wrong padding, adapters that did not arrive and a distribution that is cut off differ
 by more than rounding explains.
 
-Legend: N rows, B rows of a micro-batch, T tokens of the longest response, S columns (batches.py).
+Legend: N rows, T_i tokens of the response of row i, B rows of a batch, S columns (batches.py).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from paw_min import losses, select
+from paw_min import select
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model.batches import micro_batches
+from paw_min.model.batches import Batch, micro_batches
 from paw_min.model.policy import Policy
-from paw_min.rows import Rows, TokenRow
+from paw_min.rows import PerToken, Rows, TokenRow
 
 # Mean |log pi - log mu| in nats per token that rounding can explain; mu is the sampler's policy.
 # Measured: 1e-6 in fp32; in bf16 on a CPU 0.008 for the stand-in of ALFWorld, 0.033 for
@@ -38,33 +41,51 @@ REMEDY = {
 
 
 @dataclass
-class Scores:
-    logp: Tensor  # (N, T) in nats, 0 after the end of a response
+class ResponseScores:
+    """What the policy says of N responses."""
+
+    logp: PerToken  # N x T_i, in nats
     entropy: Tensor  # (N,) H(a_t | h_t) of Eq. 4, in nats
 
 
 @torch.no_grad()
-def score_responses(policy: Policy, rows: list[TokenRow], micro_tokens: int) -> Scores:
+def score_responses(policy: Policy, rows: list[TokenRow], micro_tokens: int) -> ResponseScores:
     """One pass over h_t and a_t, split between the ranks; every rank gets all rows."""
-    width = max(len(row.response_ids) for row in rows)  # T
-    logp = torch.zeros(len(rows), width)  # (N, T)
+    logp = TokenSums(rows)
     entropy = torch.zeros(len(rows))  # (N,)
-    everything = list(range(len(rows)))
-    no_obs = [False] * len(rows)
-    for batch in micro_batches(policy, rows, everything, no_obs, micro_tokens):
-        token_logp, token_entropy = policy(batch)  # (B, S), (B, S)
-        mask = batch.response_mask
+    for batch in response_batches(policy, rows, micro_tokens):
+        scores = policy(batch)
+        logp.add(scores.logp, batch)
+        entropy[batch.index] += select.action_entropy(scores.entropy, batch.response_mask).cpu()
+    distributed.all_reduce([entropy])  # each row is 0 on all ranks but one
+    return ResponseScores(logp.over_ranks(), entropy)
+
+
+def response_batches(policy: Policy, rows: list[TokenRow], budget: int) -> Iterator[Batch]:
+    """This rank's batches of all rows, without their observations."""
+    n = len(rows)
+    return micro_batches(policy, rows, list(range(n)), [False] * n, budget)
+
+
+class TokenSums:
+    """A number per response token of N rows, collected batch by batch on several ranks."""
+
+    def __init__(self, rows: list[TokenRow]):
+        self.lengths = [len(row.response_ids) for row in rows]
+        self.starts = list(accumulate(self.lengths, initial=0))
+        self.flat = torch.zeros(self.starts[-1])  # the tokens of all responses, row after row
+
+    def add(self, values: Tensor, batch: Batch) -> None:
+        """Add the values (B, S) of a batch."""
         # Added, not assigned: a rank that repeats another's row has an empty mask and adds zeros.
-        logp[batch.index, : mask.shape[1]] += token_logp.masked_fill(~mask, 0.0).cpu()
-        entropy[batch.index] += select.action_entropy(token_entropy, mask).cpu()
-    distributed.all_reduce([logp, entropy])  # each row is 0 on all ranks but one
-    return Scores(logp, entropy)
+        own = values.masked_fill(~batch.response_mask, 0.0).cpu()
+        for i, row in zip(batch.index, own):
+            self.flat[self.starts[i] : self.starts[i + 1]] += row[: self.lengths[i]]
 
-
-def response_mask(rows: list[TokenRow]) -> Tensor:
-    """1 on the tokens of each response -> bool (N, T)."""
-    lengths = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (N, 1)
-    return torch.arange(int(lengths.max())) < lengths
+    def over_ranks(self) -> PerToken:
+        """The numbers of all ranks, on every rank."""
+        distributed.all_reduce([self.flat])  # each token is 0 on all ranks but one
+        return [row.tolist() for row in self.flat.split(self.lengths)]
 
 
 def check_sync(cfg: Config, policy: Policy, rows: Rows, when: str) -> float:
@@ -80,10 +101,10 @@ def check_sync(cfg: Config, policy: Policy, rows: Rows, when: str) -> float:
     one_per_group = {rows.group[i]: i for i in first_turn.values()}
     chosen = list(one_per_group.values())
     tokens = [rows.tokens[i] for i in chosen]
-    mask = response_mask(tokens)  # (N, T)
-    ours = score_responses(policy, tokens, cfg.micro_tokens).logp  # (N, T)
-    theirs = rows.sampler_logp[chosen, : mask.shape[1]]  # (N, T)
-    gap = losses.masked_mean((ours - theirs).abs(), mask).item()
+    ours = padded(score_responses(policy, tokens, cfg.micro_tokens).logp)  # (N, T)
+    theirs = padded([rows.transitions[i].response_logps for i in chosen])  # (N, T)
+    n_tokens = sum(len(row.response_ids) for row in tokens)
+    gap = ((ours - theirs).abs().sum() / n_tokens).item()
     limit = max_gap(policy)
     if not gap <= limit:  # a NaN, too
         raise UserError(
@@ -107,3 +128,8 @@ def max_gap(policy: Policy) -> float:
     at 1 only, with 0.12 and more.
     """
     return MAX_GAP[policy.precision] / min(1.0, policy.temperature) ** (2 / 3)
+
+
+def padded(logps: PerToken) -> Tensor:
+    """(N, T), with T tokens of the longest response; 0 after the end of the others."""
+    return pad_sequence([torch.tensor(row) for row in logps], batch_first=True)

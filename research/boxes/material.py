@@ -14,13 +14,12 @@ import sys
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from examples import boxes
 from examples.probable import loss_of_probable
 from paw_min.config import METHOD_PRESETS, Config
 from paw_min.model.batches import Batch
-from paw_min.model.policy import Policy
+from paw_min.model.policy import Policy, Scores
 from paw_min.rows import Rows
 from paw_min.running.session import Session
 from paw_min.train import paw
@@ -28,11 +27,12 @@ from paw_min.update import ObservationLoss, WorldModelLoss, observation_loss
 
 
 def material(
-    cfg: Config, s: Session, rows: Rows, k: int, loss: WorldModelLoss = observation_loss
+    cfg: Config, s: Session, rows: Rows, k: int, loss: WorldModelLoss = observation_loss,
+    obs_entropy: bool = False,
 ) -> dict[str, float]:
     """Optimize -> the metrics of the update, and those of this file."""
     noted = []  # (mean p of its rows, their number) of each micro-batch
-    metrics = paw(cfg, s, rows, k, partial(noting_p, noted, loss))
+    metrics = paw(cfg, s, rows, k, partial(noting_p, noted, loss), obs_entropy)
     n = sum(count for _, count in noted)
     # In an update in which all groups win everything, no observation is trained.
     if n:
@@ -59,14 +59,14 @@ def probable_material(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, 
 
 
 def noting_p(
-    noted: list, loss: WorldModelLoss, cfg: Config, logp: Tensor, batch: Batch
+    noted: list, loss: WorldModelLoss, cfg: Config, scores: Scores, batch: Batch
 ) -> ObservationLoss:
-    """`loss` of the log-probs (B, S); `noted` gets p of the first tokens."""
+    """`loss`; `noted` gets p of the first tokens."""
     scored = batch.obs_mask.any(-1)  # (B,) rows with an observation
     first = batch.obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without
-    p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
+    p = scores.logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
     noted.append((p[scored].mean().item(), int(scored.sum())))
-    return loss(cfg, logp, batch)
+    return loss(cfg, scores, batch)
 
 
 if __name__ == "__main__":

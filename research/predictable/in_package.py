@@ -11,21 +11,14 @@ those of a run with its world (research/boxes/material.py), and
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from unittest.mock import patch
-
-import torch
-from torch import Tensor
 
 from examples import boxes, hidden
 from paw_min import cmae, losses
 from paw_min.config import METHOD_PRESETS, Config
-from paw_min.model import policy
 from paw_min.model.batches import Batch
-from paw_min.model.head import token_scores
+from paw_min.model.policy import Scores
 from paw_min.rows import Rows
 from paw_min.running.session import Session
 from paw_min.train import paw
@@ -51,43 +44,22 @@ def undecided(s: Session, rows: Rows, k: int) -> tuple[Rows, float]:
     return replace(rows, selected=selected, row_weight=weight), least
 
 
-@contextmanager
-def entropies() -> Iterator[list[Tensor]]:
-    """Yields a list whose first entry has the entropies (M,) of the newest pass, those of o' too.
-
-    The pass has the same log-probabilities and gradients as without it.
-    """
-    newest = [torch.empty(0)]
-
-    def scores(hidden: Tensor, weight: Tensor, target: Tensor, n_entropy: int):
-        logp, entropy = token_scores(hidden, weight, target, len(hidden))
-        newest[0] = entropy.detach()
-        return logp, entropy
-
-    with patch.object(policy, "token_scores", scores):
-        yield newest
-
-
-def loss_of_predictable(
-    newest: list[Tensor], cfg: Config, logp: Tensor, batch: Batch
-) -> ObservationLoss:
-    """Cross entropy of the tokens of o' with few outcomes, from log-probs (B, S)."""
-    entropy = torch.zeros_like(logp).index_put((batch.row, batch.column), newest[0])  # (B, S)
-    counted = batch.obs_mask & (entropy.exp() <= MOST)
+def loss_of_predictable(cfg: Config, scores: Scores, batch: Batch) -> ObservationLoss:
+    """Cross entropy of the tokens of o' with few outcomes."""
+    counted = batch.obs_mask & (scores.entropy.exp() <= MOST)
     # A dropped token costs what a certain one does. It still counts in |o|, as in Eq. 8.
-    kept = logp.masked_fill(~counted, 0.0)
+    kept = scores.logp.masked_fill(~counted, 0.0)
     return ObservationLoss(cmae.cross_entropy(kept, batch.obs_mask), counted)
 
 
 # paw of train.py, or research.boxes.material.material
-WithLoss = Callable[[Config, Session, Rows, int, WorldModelLoss], dict[str, float]]
+WithLoss = Callable[[Config, Session, Rows, int, WorldModelLoss, bool], dict[str, float]]
 
 
 def with_the_rule(method: WithLoss, cfg: Config, s: Session, rows: Rows, k: int) -> dict:
     """An update of `method` on the rows and tokens of the rule -> its metrics."""
     rows, least = undecided(s, rows, k)
-    with entropies() as newest:
-        metrics = method(cfg, s, rows, k, partial(loss_of_predictable, newest))
+    metrics = method(cfg, s, rows, k, loss_of_predictable, True)
     return metrics | {"selected": rows.selected.float().mean().item(), "least_entropy": least}
 
 
