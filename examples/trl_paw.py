@@ -21,7 +21,7 @@ from paw_min import balance, cmae, losses, select, toy
 from paw_min.base.errors import UserError, user_errors
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.chat import control_starts, special_tokens, turn_text
+from paw_min.model.chat import ChatTokenizer
 
 
 @dataclass
@@ -113,7 +113,6 @@ ENVS = []  # all rollouts share them: an engine's memory is never freed (envs/al
 
 def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str, list]:
     """rollout_func: an episode per entry of `games`, with the prompts of run_alfworld.py."""
-    tokenizer = trainer.processing_class
     while len(ENVS) < len(games):
         ENVS.append(AlfworldEnv())
     contexts = []
@@ -126,40 +125,22 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
     playing = list(range(len(games)))
     returns = [0.0] * len(games)
 
-    # The tags of an action are text even where a tokenizer calls them special (Policy.decode).
-    control_ids = set(tokenizer.convert_tokens_to_ids(sorted(special_tokens(tokenizer))))
-
-    def decode(ids: list[int]) -> str:
-        return tokenizer.decode([token for token in ids if token not in control_ids])
-
-    # No text of a game becomes a control token (Policy.without_control_tokens).
-    control = control_starts(tokenizer)
-
-    def plain(text: str) -> str:
-        return control.sub(r"\g<0> ", text)
-
-    def encode(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    chat = ChatTokenizer(trainer.processing_class)  # no text of a game becomes a control token
 
     def prompt(context: Context) -> list[int]:
-        chat = [{"role": "user", "content": plain(prompts.compact(context, 1))}]
-        options = dict(tokenize=False, add_generation_prompt=True)
-        return encode(tokenizer.apply_chat_template(chat, **options))
+        return chat.encode_chat(prompts.compact(context, 1))
 
     def add(n: int, ids: list[int], generated: int = 0, observed: int = 0) -> None:
         completion_ids[n] += ids
         env_mask[n] += [generated] * len(ids)
         obs_mask[n] += [observed] * len(ids)
 
-    # This stand-in has <user>. Other templates end the response first, which may have ended itself:
-    # see Policy.separator.
-    separator = encode(turn_text(tokenizer))
     prompt_ids = [prompt(context) for context in contexts]  # h_0
     while playing:
         so_far = [prompt_ids[n] + completion_ids[n] for n in playing]
         responses, _ = trainer._generate_single_turn(so_far, None, {}, num_generations=1)
         for n, ids in list(zip(playing, responses)):
-            command = prompts.parse(decode(ids)).text
+            command = prompts.parse(chat.decode(ids)).text
             step = ENVS[n].step(command)
             context = contexts[n]
             context.history.append(Turn(context.observation, command))
@@ -167,8 +148,8 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
             context.admissible = step.admissible
             returns[n] += step.reward
             add(n, ids, generated=1)  # a_t
-            add(n, separator)  # no loss counts it
-            add(n, encode(plain(step.observation)), observed=1)  # o_{t+1}
+            add(n, chat.separator(ids))  # no loss counts it
+            add(n, chat.encode(step.observation), observed=1)  # o_{t+1}
             if step.done or len(context.history) == max_turns:
                 playing.remove(n)
             else:

@@ -22,19 +22,25 @@ from paw_min.running import memory, session
 from tests.helpers import BASE, EPISODES, TOKEN_ROWS, one_sentence, update
 from tests.model_kinds import KINDS, write
 
-BIAS = "a head with a bias"
 CHANGED = "changes its logits"
-DENSE = "is not a dense transformer"
+LENGTH = "gives a row other logits beside a longer one"
+LAYER = "in a layer of the type"
+LONGROPE = dict(
+    original_max_position_embeddings=64, rope_parameters=dict(
+        rope_type="longrope", rope_theta=1e4, short_factor=[1.1] * 4, long_factor=[4.0] * 4))
 REFUSED = {  # as published, which for these is not the default of transformers
-    "cohere": ({}, CHANGED), "gemma2": ({}, CHANGED), "minicpm3": ({}, CHANGED),
-    "granite": (dict(logits_scaling=8.0), CHANGED), "phi": ({}, BIAS), "gptj": ({}, BIAS),
-    "qwen3_moe": ({}, f"{DENSE} .model.layers.0.mlp.experts.gate_up_proj"),
-    "mamba": (dict(state_size=8), DENSE), "gpt2": ({}, DENSE),
+    "cohere": ({}, CHANGED), "gemma2": ({}, CHANGED), "gptj": (dict(rotary_dim=4), CHANGED),
+    "granite": (dict(logits_scaling=8.0), CHANGED), "phi": ({}, CHANGED),
+    "minicpm3": (dict(num_key_value_heads=4), CHANGED),
+    "phi3": (LONGROPE, LENGTH),
+    "llama": (dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)), LENGTH),
+    "gemma3_text": (dict(use_bidirectional_attention=True), "reads later tokens"),
+    "qwen3_moe": ({}, f"model.layers.0.mlp.experts.gate_up_proj {LAYER} Qwen3MoeExperts"),
+    "mamba": (dict(state_size=8), LAYER), "gpt2": ({}, f"attn.c_attn.weight {LAYER} Conv1D"),
     "qwen3_5_text": (dict(
         layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4,
         linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-    ), DENSE),
-    "mistral": ({}, "is a Mistral model"),
+    ), LAYER),
 }
 
 
@@ -72,7 +78,7 @@ def test_a_family_is_loaded_sampled_trained_and_saved(family, tmp_path):
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_plan_and_a_start_refuse_a_family_by_its_config(family, tmp_path, config):
-    """However small its logits are: a cap at 30 leaves them nearly as they were."""
+    """However small its logits are, and with positions beyond all rows of the test."""
     settings, reason = REFUSED[family]
     folder = write(family, tmp_path / "model", **settings)
     with one_sentence(reason) as planned:

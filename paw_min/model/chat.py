@@ -1,11 +1,16 @@
-"""What does a chat template add to a text? Turns, control tokens, and tokens that end a response.
+"""How does text become tokens, and tokens text? Chat format, control tokens, end tokens.
 
-Families write their turns differently, so each function asks the template itself, with messages of
-one word.
+Families write their turns differently, so these functions ask the chat template itself, with
+messages of one word. A control token is one that the tokenizer calls special, that the template
+writes around messages, or that ends a response. Only the template writes them: in any other text,
+such as an observation, they become plain text.
 """
 
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date
+from functools import cached_property
 
 from paw_min.base.errors import UserError
 
@@ -17,16 +22,129 @@ TAGS = {
     for name in ("think", "action", "search", "answer", "information", "prediction", "next_state")
     for slash in ("", "/")
 }
+TURNS = [
+    {"role": "user", "content": "first"},
+    {"role": "assistant", "content": "second"},
+    {"role": "user", "content": "third"},
+]
 
 
-def render(tokenizer, chat: list[dict[str, str]]) -> str:
+class ChatTokenizer:
+    """Text to token ids and back, with a tokenizer of transformers that has a chat template.
+
+    eos_ids: the tokens that end a response, the template's, those of generation_config.json
+    (`published`) and the tokenizer's. A model may list one of them only. Training targets end with
+    the first.
+    """
+
+    def __init__(self, tokenizer, published: Iterable[int] = ()):
+        self.tokenizer = tokenizer
+        ends = dict.fromkeys([turn_end(tokenizer), *published, tokenizer.eos_token_id])
+        ends.pop(None, None)
+        self.eos_ids = list(ends)
+        self.pad_id = tokenizer.pad_token_id
+        if self.pad_id is None and self.eos_ids:
+            self.pad_id = self.eos_ids[0]
+
+    @cached_property
+    def control_ids(self) -> set[int]:
+        return control_ids(self.tokenizer, self.eos_ids)
+
+    @cached_property
+    def opened_thought(self) -> str:
+        """"<think>" where the template itself opens the thought of a response, else nothing."""
+        prompt = render(self.tokenizer, TURNS[:1])
+        return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
+
+    @cached_property
+    def turn_ids(self) -> list[int]:
+        """What the template writes between an assistant's message and the next user's."""
+        return self.encode_rendered(turn_text(self.tokenizer))
+
+    def separator(self, response_ids: list[int]) -> list[int]:
+        """The tokens between this response and the next user message.
+
+        In Qwen's format: <|im_end|>, a newline, <|im_start|>, user, a newline. The end token is
+        left out if the response has it. A response that reached the token limit has not.
+        """
+        between = self.turn_ids
+        ends = [place for place, token in enumerate(between) if token in self.eos_ids]
+        if ends and response_ids[-1] in self.eos_ids:
+            return between[ends[0] + 1 :]  # Llama 2 writes a space before it
+        return between
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """Messages in the model's chat format, up to the next response."""
+        plain = [
+            message | {"content": self.without_control_tokens(message["content"])}
+            for message in messages
+        ]
+        return render(self.tokenizer, plain)
+
+    def without_control_tokens(self, text: str) -> str:
+        """The text without control tokens: <|im_end|> becomes < |im_end|>.
+
+        So no page, passage or command can end a turn or begin another. Other text stays as it is.
+        """
+        # A space may leave another token that overlapped this one, hence several looks. No text
+        # needs more than one for each of its characters.
+        for _ in text:
+            found = self.tokenized(text, return_offsets_mapping=True)
+            spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
+            starts = [start for token, (start, end) in spans if self.forged(token, text[start:end])]
+            if not starts:
+                break
+            for start in reversed(starts):
+                # Some tokens take the spaces around them, too.
+                start += len(text[start:]) - len(text[start:].lstrip())
+                text = f"{text[: start + 1]} {text[start + 1 :]}"
+        return text
+
+    def forged(self, token: int, text: str) -> bool:
+        """Is this text a control token? Unknown words become one as well, <unk>."""
+        is_word = token == self.tokenizer.unk_token_id and self.tokenizer.unk_token not in text
+        return token in self.control_ids and not is_word
+
+    def encode_chat(self, message: str) -> list[int]:
+        """Token ids of one user message in the model's chat format, up to the response."""
+        return self.encode_rendered(self.render([{"role": "user", "content": message}]))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text from anywhere: no control token is among them."""
+        return self.encode_rendered(self.without_control_tokens(text))
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response to learn from, with its end token and no second <think>."""
+        return [*self.encode(text.removeprefix(self.opened_thought)), self.eos_ids[0]]
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what the chat template has written, control tokens included."""
+        return self.tokenized(text)["input_ids"]
+
+    def tokenized(self, text: str, **options):
+        """UserError for a word that the model of a small world does not have (standins.py)."""
+        try:
+            return self.tokenizer(text, add_special_tokens=False, **options)
+        except Exception as error:  # tokenizers has no class for it, and does not name the word
+            known = self.tokenizer.get_vocab()
+            words = re.findall(r"\w+|[^\w\s]+", text.lower())
+            word = next((word for word in words if word not in known), text)
+            raise UserError(f"the model has no token for {word!r}: if its world has changed, "
+                            "delete the model's folder, so that it is made again.") from error
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of a response, without control tokens."""
+        return self.tokenizer.decode([token for token in ids if token not in self.control_ids])
+
+
+def render(tokenizer, messages: list[dict[str, str]]) -> str:
     """Messages in the model's chat format, up to the next response.
 
     Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
     Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
     """
     return tokenizer.apply_chat_template(
-        chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False,
         strftime_now=date(2024, 7, 26).strftime,
     )
 
@@ -36,70 +154,55 @@ def turn_text(tokenizer) -> str:
 
     UserError for a template that refuses such a conversation, or that changes its messages.
     """
-    words = ("first", "second", "third")
-    roles = ("user", "assistant", "user")
-    messages = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
     remedy = "use --wm-separator none"
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = tokenizer.apply_chat_template(TURNS, tokenize=False)
     except Exception as error:  # whatever the template raises
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"the chat template refuses a second turn ({reason}): {remedy}") from error
-    start = text.rfind(words[1])
-    end = text.rfind(words[2])
-    if not 0 <= start < end:
+    before, _, last = text.rpartition(TURNS[2]["content"])
+    _, found, between = before.rpartition(TURNS[1]["content"])
+    if not found:
         raise UserError(f"the chat template leaves out messages of a second turn: {remedy}")
-    return text[start + len(words[1]) : end]
-
-
-def end_tokens(model, tokenizer) -> list[int]:
-    """The tokens that end a response: the template's, generation_config's and the tokenizer's.
-
-    A model may list one of them only. The first is what training targets end with.
-    """
-    published = model.generation_config.eos_token_id
-    if not isinstance(published, list):
-        published = [published]
-    ends = dict.fromkeys([turn_end(tokenizer), *published, tokenizer.eos_token_id])
-    ends.pop(None, None)
-    size = model.get_input_embeddings().num_embeddings
-    if not ends or not all(0 <= token < size for token in ends):
-        raise ValueError(f"it has the end tokens {list(ends)}: one or more of 0 to {size - 1}")
-    return list(ends)
+    return between
 
 
 def turn_end(tokenizer) -> int | None:
-    """The special token with which the chat template ends an assistant's turn; None without one.
+    """The control token with which the chat template ends an assistant's turn; None without one.
 
     This token follows an earlier message and the last one, maybe after a space. A token that
     follows only one of them begins the next turn.
     """
-    chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
     try:
         between = turn_text(tokenizer)
-        last = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("second")[2]
+        last = tokenizer.apply_chat_template(TURNS[:2], tokenize=False)
     except Exception:  # a template for one turn, whatever it raises
         return None
+    last = last.rpartition(TURNS[1]["content"])[2]
     ends = [
         tokenizer(text.lstrip(" "), add_special_tokens=False)["input_ids"][:1]
         for text in (between, last)
     ]
     if ends[0] != ends[1] or not ends[0]:
         return None
-    (token,) = ends[0]
-    return token if tokenizer.convert_ids_to_tokens(token) in special_tokens(tokenizer) else None
+    return ends[0][0] if ends[0][0] in control_ids(tokenizer) else None
 
 
-def special_tokens(tokenizer) -> set[str]:
-    """The control tokens, as text; not the tags of the prompts, special or not."""
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return (added | set(tokenizer.all_special_tokens)) - TAGS
+def control_ids(tokenizer, ends: Iterable[int] = ()) -> set[int]:
+    """The control tokens: special ones, those that the template writes, and these end tokens.
 
-
-def control_starts(tokenizer) -> re.Pattern:
-    """Matches each character at which the text of a control token begins.
-
-    Overlapping tokens have a match each, so a space behind the character breaks both.
+    Not the tags of the prompts, special or not, and no single character, which is text.
     """
-    words = [re.escape(word) for word in sorted(special_tokens(tokenizer)) if len(word) > 1]
-    return re.compile(f"(?=(?:{'|'.join(words)})).", re.DOTALL) if words else re.compile("(?!)")
+    added = tokenizer.added_tokens_decoder  # {id: token}
+    special = {token for token, known in added.items() if known.special}
+    special |= set(tokenizer.all_special_ids)
+    written = set()
+    # Some templates know no system message, or one turn only.
+    for messages in (TURNS[:1], TURNS, [TURNS[0] | {"role": "system"}, *TURNS]):
+        with suppress(Exception):  # whatever the template raises
+            text = render(tokenizer, messages)
+            written.update(tokenizer(text, add_special_tokens=False)["input_ids"])
+    # The rest of what it writes is plain text, such as the names of the roles.
+    found = special | (written & added.keys()) | set(ends)
+    words = {token: tokenizer.decode([token]).strip() for token in found}
+    return {token for token, word in words.items() if len(word) > 1 and word not in TAGS}

@@ -14,16 +14,14 @@ environment's text only in such messages. Nor does it say at which temperature o
 is 1, because observations are not sampled: only the logits of responses are divided by the sampling
 temperature.
 
-The rest of the file is text to tokens and back, in which control tokens of a text become plain text
-(chat.py), loading, and saving. Which models can be trained is checked in published.py.
+The rest of the file is loading and saving. Text to tokens and back is in chat.py; which models can
+be trained is checked in published.py.
 
 Legend: B rows, L tokens of the longest, S columns (see batches.py), M scored tokens in all, D
 hidden size.
 """
 
-import re
 import sys
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,10 +30,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paw_min.base.errors import UserError
-from paw_min.model import chat, lora
-from paw_min.model.batches import Batch
+from paw_min.model import lora
+from paw_min.model.batches import Batch, collate
+from paw_min.model.chat import ChatTokenizer
 from paw_min.model.head import Head, token_scores
-from paw_min.model.published import load_config, load_errors, load_tokenizer
+from paw_min.model.published import (
+    checked_tokenizer,
+    end_tokens,
+    load_config,
+    load_errors,
+    small_model,
+)
+from paw_min.rows import TokenRow
 
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
@@ -47,7 +53,7 @@ class Scores(NamedTuple):  # A tuple, because FSDP looks for tensors in what a p
     entropy: Tensor  # of the full vocabulary before it; 0 on observation tokens, if not asked for
 
 
-class Policy(torch.nn.Module):
+class Policy(torch.nn.Module, ChatTokenizer):
     """A causal language model of transformers with its tokenizer and sampling temperature.
 
     Everything that is trained belongs in this module: it is sharded, saved and restored as a whole
@@ -58,36 +64,23 @@ class Policy(torch.nn.Module):
 
     def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
         super().__init__()
+        ChatTokenizer.__init__(self, tokenizer, end_tokens(model.generation_config))
         self.model = model
-        self.tokenizer = tokenizer
         self.temperature = temperature
         self.precision = precision
         self.critic = None
-        self.pad_id = tokenizer.pad_token_id
-        if self.pad_id is None:
-            self.pad_id = tokenizer.eos_token_id
         # The largest number of tokens in a sequence; a model may have no limit.
         self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
-        self.eos_ids = chat.end_tokens(model, tokenizer)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
         model.generation_config = GenerationConfig(
             eos_token_id=self.eos_ids, pad_token_id=self.pad_id
         )
-        self._check_weights()
         model.set_output_embeddings(Head(model.get_output_embeddings().weight))
 
     @property
     def device(self) -> torch.device:
         return self.model.device
-
-    @torch.no_grad()
-    def _check_weights(self) -> None:
-        """UserError for logits that are not numbers."""
-        ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
-        if not self.model(ids, use_cache=False).logits.isfinite().all():
-            name = type(self.model).__name__
-            raise UserError(f"{name} has weights that are NaN or infinite: use another model")
 
     def forward(self, batch: Batch, obs_entropy: bool = False) -> Scores:
         """Score the response and observation tokens of a batch.
@@ -119,85 +112,6 @@ class Policy(torch.nn.Module):
         Called through the policy, which is the root that FSDP shards (shard.py).
         """
         return self.critic(batch)
-
-    def encode_chat(self, message: str) -> list[int]:
-        """Token ids of one user message in the model's chat format, up to the response."""
-        return self.encode_rendered(self.render([{"role": "user", "content": message}]))
-
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """Messages in the model's chat format, up to the next response.
-
-        Only the template writes control tokens: those in a message become plain text.
-        """
-        plain = [
-            message | {"content": self.without_control_tokens(message["content"])}
-            for message in messages
-        ]
-        return chat.render(self.tokenizer, plain)
-
-    @cached_property
-    def opened_thought(self) -> str:
-        """"<think>" where the template itself opens the thought of a response, else nothing."""
-        prompt = self.render([{"role": "user", "content": "a"}])
-        return chat.THOUGHT if prompt.rstrip().endswith(chat.THOUGHT) else ""
-
-    def without_control_tokens(self, text: str) -> str:
-        """The text without control tokens: <|im_end|> becomes < |im_end|>.
-
-        So no page, passage or command can end a turn or begin another. Other text stays as it is.
-        """
-        return self.control_starts.sub(r"\g<0> ", text)
-
-    @cached_property
-    def control_starts(self) -> re.Pattern:
-        return chat.control_starts(self.tokenizer)
-
-    @cached_property
-    def turn_ids(self) -> list[int]:
-        return self.encode_rendered(chat.turn_text(self.tokenizer))
-
-    def separator(self, response_ids: list[int]) -> list[int]:
-        """The tokens between this response and the next user message.
-
-        In Qwen's format: <|im_end|>, a newline, <|im_start|>, user, a newline. The end token is
-        left out if the response has it. A response that reached the token limit has not.
-        """
-        between = self.turn_ids
-        ends = [place for place, token in enumerate(between) if token in self.eos_ids]
-        if ends and response_ids[-1] in self.eos_ids:
-            return between[ends[0] + 1 :]  # Llama 2 writes a space before it
-        return between
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text from anywhere: no control token is among them."""
-        return self.encode_rendered(self.without_control_tokens(text))
-
-    def encode_response(self, text: str) -> list[int]:
-        """Token ids of a response to learn from, with its end token and no second <think>."""
-        return [*self.encode(text.removeprefix(self.opened_thought)), self.eos_ids[0]]
-
-    def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of what the chat template has written, control tokens included.
-
-        UserError for a word that the model of a small world does not have (standins.py).
-        """
-        try:
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        except Exception as error:  # tokenizers has no class for it, and does not name the word
-            known = self.tokenizer.get_vocab()
-            words = re.findall(r"\w+|[^\w\s]+", text.lower())
-            word = next((word for word in words if word not in known), text)
-            raise UserError(f"the model has no token for {word!r}: if its world has changed, "
-                            "delete the model's folder, so that it is made again.") from error
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of a response, without control tokens."""
-        return self.tokenizer.decode([token for token in ids if token not in self.control_ids])
-
-    @cached_property
-    def control_ids(self) -> set[int]:
-        tokens = sorted(chat.special_tokens(self.tokenizer))
-        return set(self.tokenizer.convert_tokens_to_ids(tokens))
 
     def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write the language model as a Hugging Face folder. LoRA: only the adapter.
@@ -232,6 +146,70 @@ def last_hidden(decoder, batch: Batch, precision: str) -> Tensor:
     return out.last_hidden_state.flatten(0, 1)
 
 
+def load_tokenizer(folder: str, positions: int = 0):
+    """Tokenizer of a Hugging Face folder or hub name; the door for models of others.
+
+    UserError for a model or tokenizer that published.py refuses, for one with fewer positions
+    (tokens), and for a family whose log-probabilities are not those of Policy. No weights are read:
+    a plan and a start refuse the same.
+    """
+    config = load_config(folder)
+    with load_errors(folder):
+        tokenizer = checked_tokenizer(folder, config)
+        limit = getattr(config, "max_position_embeddings", positions)
+        if limit < positions:
+            flags = "--max-prompt-tokens and --max-response-tokens"
+            raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
+        check_by_use(small_model(config), tokenizer)
+        return tokenizer
+
+
+# Two lengths; the first also without its observation.
+PROBES = [
+    TokenRow([1, 2, 3], [4, 5], [6, 7]),
+    TokenRow([1, 2, 3], [4, 5], []),
+    TokenRow([7, 6, 5, 4, 3], [2, 1, 2, 3], [4, 5, 6]),
+]
+
+
+@torch.no_grad()
+def check_by_use(model, tokenizer) -> None:
+    """UserError unless Policy's log-probabilities are the model's own, of rows alone and together.
+
+    Policy.forward needs logits that are the last hidden states times the head's weight, and that
+    depend neither on later tokens nor on other rows of the pass.
+    """
+    name = type(model).__name__
+    own = [own_logps(model, row) for row in PROBES]  # Policy replaces the head
+    if not same(own[0][:2], own[1]):
+        raise UserError(f"{name} reads later tokens before earlier ones, which is not supported: "
+                        "use a model that reads from left to right")
+    policy = Policy(model, tokenizer)
+    together = policy(collate(PROBES, [True] * len(PROBES), policy.pad_id))[0]  # (B, S)
+    for expected, row, beside in zip(own, PROBES, together, strict=True):
+        alone = policy(collate([row], [True], policy.pad_id))[0][0]  # (S,)
+        if not same(alone, expected):
+            raise UserError(f"{name} changes its logits after the head (a head with a bias, a "
+                            "scale, a cap), or what enters it, which is not supported: use "
+                            "another model")
+        if not same(beside[: len(expected)], expected):
+            raise UserError(f"{name} gives a row other logits beside a longer one (rotary factors "
+                            "for the longest, as longrope and dynamic in its config.json), which "
+                            "is not supported: use another model")
+
+
+def own_logps(model, row: TokenRow) -> Tensor:
+    """log p of each token after the prompt, (S,), by a plain pass of transformers."""
+    ids = torch.tensor([row.prompt_ids + row.response_ids + row.obs_ids])
+    logits = model(ids, use_cache=False).logits[0, :-1]  # (L - 1, V)
+    logp = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return logp[len(row.prompt_ids) - 1 :]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, atol=1e-3, rtol=0)  # nats
+
+
 def load_policy(
     folder: str, temperature: float = 1.0, device: str = "cpu", precision: str = "fp32"
 ) -> Policy:
@@ -263,7 +241,18 @@ def load_policy(
         if info["unexpected_keys"]:
             raise UserError(f"{folder} has weights for {min(info['unexpected_keys'])}, which its "
                             "config.json does not: restore config.json, or use another")
-        return Policy(model.to(device), tokenizer, temperature, precision)
+        policy = Policy(model.to(device), tokenizer, temperature, precision)
+        check_weights(policy)
+        return policy
+
+
+@torch.no_grad()
+def check_weights(policy: Policy) -> None:
+    """UserError for logits that are not numbers."""
+    ids = torch.tensor([[policy.pad_id, policy.eos_ids[0]]], device=policy.device)
+    if not policy.model(ids, use_cache=False).logits.isfinite().all():
+        name = type(policy.model).__name__
+        raise UserError(f"{name} has weights that are NaN or infinite: use another model")
 
 
 def switch_dropout_off(config) -> None:

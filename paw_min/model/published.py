@@ -1,15 +1,16 @@
-"""Can this published model be trained here? The door for foreign models and tokenizers.
+"""Can this published model be trained here? The files of foreign models and tokenizers.
 
 Everything is checked before long work, without the weights: a model that is refused here is refused
-by --dry-run, too.
+by --dry-run, too. What the files do not say is found by use (policy.check_by_use).
 """
 
+import copy
 import json
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -17,16 +18,18 @@ from transformers import (
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
 from paw_min.base.files import reason_of
 from paw_min.base.hub import look_on_hub
-from paw_min.model import chat, lora
+from paw_min.model import lora
+from paw_min.model.chat import ChatTokenizer, render
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
+
+MESSAGES = ("Go to shelf 1,\n\n then <b>look</b>.", "What's in \"it\" & 2 mugs?")
 
 
 def load_config(folder: str):
@@ -41,52 +44,76 @@ def load_config(folder: str):
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def load_tokenizer(folder: str, positions: int = 0):
-    """Tokenizer of a Hugging Face folder or hub name.
+def checked_tokenizer(folder: str, config):
+    """The tokenizer of this model.
 
-    UserError if it has no model, one that empty_model refuses, one for fewer positions (tokens),
-    end tokens that it has not, or no chat template that writes a user's message.
+    UserError if it has more tokens than the model, end tokens that the model has not, or no chat
+    template that writes a user's message as it is.
     """
-    config = load_config(folder)
-    with load_errors(folder):
-        model = empty_model(config, folder)
-        tokenizer = published_tokenizer(folder)
-        size = model.get_input_embeddings().num_embeddings
-        if len(tokenizer) > size:
-            raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
-        with suppress(OSError):  # not every model has this file
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-        chat.end_tokens(model, tokenizer)  # ValueError for one that is not a token
-        if tokenizer.chat_template is None:
-            raise UserError(f"{folder} has no chat template: use an instruct model")
-        if "hello" not in chat.render(tokenizer, [{"role": "user", "content": "hello"}]):
-            raise UserError(f"{folder} has a chat template that leaves out the user's message: use "
-                            "another model, or mend its chat_template.jinja.")
-    limit = getattr(config, "max_position_embeddings", positions)
-    if limit < positions:
-        flags = "--max-prompt-tokens and --max-response-tokens"
-        raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
+    size = empty_model(config, folder).get_input_embeddings().num_embeddings
+    tokenizer = published_tokenizer(folder, config)
+    if len(tokenizer) > size:
+        raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
+    if tokenizer.chat_template is None:
+        raise UserError(f"{folder} has no chat template: use an instruct model")
+    generation = GenerationConfig.from_model_config(config)
+    with suppress(OSError):  # not every model has this file
+        generation = GenerationConfig.from_pretrained(folder)
+    chat = ChatTokenizer(tokenizer, end_tokens(generation))
+    if not chat.eos_ids or not all(0 <= token < size for token in chat.eos_ids):
+        raise UserError(f"{folder} has the end tokens {chat.eos_ids}: one or more of 0 to "
+                        f"{size - 1} must be in its generation_config.json")
+    for message in MESSAGES:
+        if message not in render(tokenizer, [{"role": "user", "content": message}]):
+            raise UserError(f"{folder} has a chat template that leaves out the user's message or "
+                            "changes it: use another model, or mend its chat_template.jinja.")
     return tokenizer
 
 
-def published_tokenizer(folder: str):
+def end_tokens(generation: GenerationConfig) -> list[int | None]:
+    """The tokens that generation ends at."""
+    ends = generation.eos_token_id
+    return ends if isinstance(ends, list) else [ends]
+
+
+def published_tokenizer(folder: str, config):
     """The tokenizer that tokenizer.json describes, whatever class is named beside it.
 
     Some classes of transformers take only the vocabulary from this file. For example, some folders
     name Llama's class for a byte-level vocabulary, and it then loses every space.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     path = cached_file(
         folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    if path and rules(tokenizer.backend_tokenizer) != rules(Tokenizer.from_file(path)):
+    if path is None:
+        raise UserError(f"{folder} has no tokenizer.json: copy the files of the tokenizer that "
+                        "belongs to this model into its folder.")
+    published = Tokenizer.from_file(path)
+    if "istral" in config.model_type and splits_otherwise(published):
+        raise UserError(f"{folder} has a wrong tokenizer.json, as many Mistral models have: load "
+                        "it with AutoTokenizer.from_pretrained(..., fix_mistral_regex=True), and "
+                        "save it in the model's folder.")
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if rules(tokenizer.backend_tokenizer) != rules(published):
         # A class may know an end token that no file names.
         named = {k: v for k, v in tokenizer.special_tokens_map.items() if k.endswith("_token")}
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
             folder, trust_remote_code=False, **named
         )
     return tokenizer
+
+
+def splits_otherwise(tokenizer: Tokenizer) -> bool:
+    """Does Mistral's byte-level vocabulary stand behind the word pattern of another one?
+
+    Its own pattern ends words where the case changes, and at each digit. Mistral's older
+    vocabularies are not byte-level, and have no pattern.
+    """
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel) or not tokenizer.token_to_id("[INST]"):
+        return False
+    pieces = tokenizer.pre_tokenizer.pre_tokenize_str("aB12")
+    return [piece for piece, _ in pieces] != ["a", "B", "1", "2"]
 
 
 def rules(tokenizer: Tokenizer) -> dict:
@@ -98,11 +125,9 @@ def rules(tokenizer: Tokenizer) -> dict:
 def empty_model(config, folder: str):
     """The model without weights; UserError unless it is a dense transformer for text.
 
-    Quantized weights would be trained as floats and quantized again when saved. Other layers (a
-    mixture of experts, Mamba, linear attention) read their weights past LoRA's adapters, add noise,
-    or differ in vLLM. And Policy.forward needs logits that are the hidden states times the head's
-    weight: some models have a bias there, or scale or cap their logits. So we feed the model's code
-    known hidden states and logits, as large as any in training, and compare what comes out.
+    Quantized weights would be trained as floats and quantized again when saved. Layers other than
+    linear ones (a mixture of experts, Mamba, linear attention, GPT-2's Conv1D) have no adapters
+    (lora.py), and some add noise or differ in vLLM.
     """
     if getattr(config, "quantization_config", None):
         raise UserError(f"{folder} has quantized weights (quantization_config in config.json), "
@@ -110,47 +135,58 @@ def empty_model(config, folder: str):
     if config.get_text_config() is not config:
         raise UserError(f"{folder} does not only read text (config.json has a part for its text "
                         "model), which is not supported: use a model for text.")
-    if config.model_type in ("mistral", "ministral", "ministral3"):
-        raise UserError(f"{folder} is a Mistral model, many of which were published with a wrong "
-                        "tokenizer.json: use another model.")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    name = type(model).__name__
-    if other := other_weights(model):
-        raise UserError(f"{name} is not a dense transformer ({other[0]} is not the weight of a "
-                        "linear layer or an embedding), which is not supported: use another model")
-    head = model.get_output_embeddings()
-    if head.bias is not None:
-        raise UserError(f"{name} has a head with a bias, which is not supported: use another model")
-    hidden = torch.ones(1, 2, head.in_features)  # (B, L, D)
-    logits = torch.linspace(-100, 100, 2 * head.out_features).view(1, 2, -1)  # (B, L, V)
-    given = []
-    for part in (model.base_model, model.get_decoder()):
-        part.forward = lambda *_, **__: Hidden(last_hidden_state=hidden)
-    head.forward = lambda x: given.append(x) or logits
-    changed = model(torch.ones(1, 2, dtype=torch.long), use_cache=False).logits
-    if not (given[0].equal(hidden) and changed.equal(logits)):
-        raise UserError(f"{name} changes its logits after the head, or what enters it, as its "
-                        "config.json says, which is not supported: use another model")
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear or isinstance(module, torch.nn.Embedding):
+            continue
+        for weight, p in module.named_parameters(recurse=False):
+            if p.ndim > 1:
+                raise UserError(f"{type(model).__name__} has the matrix {name}.{weight} in a layer "
+                                f"of the type {type(module).__name__}, neither linear nor an "
+                                "embedding, which is not supported: use another model")
     return model
 
 
-def other_weights(model) -> list[str]:
-    """Names of the matrices that belong neither to a plain linear layer nor to an embedding."""
-    return [
-        f"{name}.{weight}"
-        for name, module in model.named_modules()
-        if type(module) is not torch.nn.Linear and not isinstance(module, torch.nn.Embedding)
-        for weight, p in module.named_parameters(recurse=False)
-        if p.ndim > 1
-    ]
+def small_model(config):
+    """A model of this family with random weights, and few: policy.check_by_use tries it.
 
-
-class Hidden(BaseModelOutputWithPast):
-    """The output of any family's decoder: what it does not have is None."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
+    Rows of more than 8 tokens exceed the positions of its rotary embeddings, which in some families
+    depend on that. Weights are so large that logits reach 100.
+    """
+    small = copy.deepcopy(config)
+    # One layer of each kind. Settings of single layers are lists with an entry for each.
+    each = {name: value for name, value in config.to_dict().items()
+            if isinstance(value, list) and len(value) == config.num_hidden_layers}
+    kinds = list(zip(*each.values(), strict=True)) or [()]
+    kept = sorted({kinds.index(kind) for kind in kinds})
+    for name, value in each.items():
+        setattr(small, name, [value[layer] for layer in kept])
+    small.num_hidden_layers = len(kept)
+    small.vocab_size = 8
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(small, name, 0)
+    if isinstance(getattr(small, "intermediate_size", None), int):
+        small.intermediate_size = 64
+    if rope := getattr(small, "rope_parameters", None):
+        small.max_position_embeddings = 8
+        # Phi-3 has the number beside them, too. Others have parameters for each kind of layer.
+        for part in (vars(small), rope, *rope.values()):
+            if isinstance(part, dict) and "original_max_position_embeddings" in part:
+                part["original_max_position_embeddings"] = 8
+    with torch.random.fork_rng([]), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            small, dtype=torch.float32, trust_remote_code=False
+        ).eval()
+        for name, p in model.named_parameters():
+            if p.ndim > 1 or name.endswith("bias"):
+                p.normal_(std=p[0].numel() ** -0.5)
+        # A parameter of its own, where the head is tied to the embedding.
+        weight = torch.randn_like(model.get_output_embeddings().weight)  # (V, D)
+        weight *= 30 / weight.shape[1] ** 0.5
+        model.get_output_embeddings().weight = torch.nn.Parameter(weight)
+    return model
 
 
 @contextmanager

@@ -47,7 +47,7 @@ TAGS = ["<think>", "</think>", "<action>", "</action>", "<search>", "</search>",
 def make_tokenizer(texts: list[str], complete: bool = False) -> PreTrainedTokenizerFast:
     """A word-level tokenizer for the lower-case words and runs of punctuation in `texts`.
 
-    complete: any other word is an error (Policy.encode_rendered); without, it becomes <unk>.
+    complete: any other word is an error (ChatTokenizer.tokenized); without, it becomes <unk>.
     """
     words = set()
     for text in texts:
