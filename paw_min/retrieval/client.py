@@ -5,14 +5,14 @@ POST /retrieve takes {"queries": [..], "topk": k, "return_scores": true} and ans
 so do all of Search-R1, whose online search has neither ids nor scores nor topk, and whose documents
 are texts after reranking.
 
-What goes wrong:
+A request that fails is asked again for RETRY seconds if the failure may pass (no connection, HTTP
+408, 425, 429, 502 to 504). Then a test query tells who is to blame:
 
-- The server is gone or busy (no connection, no answer in time, HTTP 408, 425, 429, 502 to 504): it
-  is asked again for `patience` seconds, and for START at the start, where the address may be wrong.
-  Then `UserError` ends the run; the same command resumes it from its last checkpoint.
-- It answers anything else that is not the hits, such as HTTP 400 or 500: a query of the policy may
-  be to blame, such as an empty one. The queries are asked in halves until it is found, and its hits
-  are None, if the server still answers the test query of the start. Otherwise the server is broken.
+- If the server does not answer that either, it is gone. It gets `patience` seconds to come back,
+  and START at the start, where the address may be wrong. Then `UserError` ends the run; the same
+  command resumes it from its last checkpoint.
+- If it does, a query of the policy is to blame, such as an empty one, which a server may answer
+  with HTTP 400 or 500. The queries are asked in halves until it is found, and its hits are None.
 """
 
 import logging
@@ -28,6 +28,7 @@ from paw_min.retrieval import Hit
 # up to 1,280 searches at once: if a server cannot answer them in time, no further try helps.
 MAX_QUERIES = 64
 START = 20.0  # seconds; our server opens its port before it loads
+RETRY = 20.0  # seconds: five tries
 FIRST_WAIT = 1.0  # seconds between two tries, doubled each time ..
 LONGEST_WAIT = 30.0  # .. up to this
 BUSY = (408, 425, 429, 502, 503, 504)  # HTTP statuses
@@ -35,14 +36,18 @@ log = logging.getLogger(__name__)
 
 
 class BadAnswer(Exception):
-    """An answer that is not the hits of the queries; the text says why."""
+    """What came in place of the hits of the queries; the text says it."""
+
+    def __init__(self, reason: str, may_pass: bool = False):
+        super().__init__(reason)
+        self.may_pass = may_pass
 
 
 class SearchClient:
     """The retriever at a URL, with or without the path /retrieve.
 
     url: may contain a name and a password, http://NAME:PASSWORD@HOST; messages show ***@HOST.
-    timeout: seconds that the server may be silent.
+    timeout: seconds that the server may take for an answer.
     patience: seconds that a silent or busy server gets to come back.
     """
 
@@ -64,9 +69,7 @@ class SearchClient:
         self._http = requests.Session()
         # No proxy, not even one that the environment names: it would not find a local server.
         self._http.trust_env = False
-        self._has_answered = False
-        self._check()
-        self._has_answered = True
+        self._check(START, patience)  # A server that loads may be silent for minutes.
 
     def search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
         found = []
@@ -76,29 +79,41 @@ class SearchClient:
 
     def _search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
         try:
-            return _hits(self._post(queries, k, BUSY), len(queries), k)
+            return self._ask(queries, k, RETRY, self.timeout, BUSY)
         except BadAnswer as error:
-            if len(queries) > 1:
-                middle = len(queries) // 2
-                return self._search(queries[:middle], k) + self._search(queries[middle:], k)
-            self._check()
-            log.warning("retrieval server %s: %s to the query %.100r, which finds nothing",
-                        self.url, error, queries[0])
-            return [None]
+            reason = error
+        self._check(self.patience, self.timeout)
+        if len(queries) > 1:
+            middle = len(queries) // 2
+            return self._search(queries[:middle], k) + self._search(queries[middle:], k)
+        log.warning("retrieval server %s: %s to the query %.100r, which finds nothing",
+                    self.url, reason, queries[0])
+        return [None]
 
-    def _check(self) -> None:
+    def _check(self, patience: float, timeout: float) -> None:
         """UserError unless the server answers a test query."""
         try:
-            # Such an answer to a good query may pass, too, as where a GPU is out of memory.
-            _hits(self._post(["paw"], 1, (*BUSY, 500)), n=1, k=1)
+            # HTTP 500 to a good query may pass, too, as where a GPU is out of memory.
+            self._ask(["paw"], 1, patience, timeout, (*BUSY, 500))
         except BadAnswer as error:
+            if error.may_pass:
+                raise UserError(
+                    f"The retrieval server {self.url} was not available for {patience:g} s "
+                    f"({error}): correct the address, or start it (`python -m "
+                    "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
+                    "the same command, which resumes from its last checkpoint."
+                ) from error
             raise UserError(
                 f"The answer of {self.url} is not a retrieval server's ({error}): look at its log, "
                 "or give the address of a server with Search-R1's protocol."
             ) from error
 
-    def _post(self, queries: list[str], k: int, busy: tuple[int, ...]) -> requests.Response:
-        """The answer to a search; asks again while the server is gone, or its status is `busy`."""
+    def _ask(self, queries: list[str], k: int, patience: float, timeout: float,
+             busy: tuple[int, ...]) -> list[list[Hit]]:
+        """The hits. BadAnswer if there are none after `patience` seconds of tries.
+
+        busy: HTTP statuses that may pass.
+        """
         body = {"queries": queries, "topk": k, "return_scores": True}
         start = time.monotonic()
         wait = FIRST_WAIT
@@ -106,23 +121,15 @@ class SearchClient:
             try:
                 # A redirected POST would become a GET.
                 answer = self._http.post(
-                    self._address, json=body, timeout=self.timeout, allow_redirects=False
+                    self._address, json=body, timeout=timeout, allow_redirects=False
                 )
                 if answer.status_code not in busy:
-                    return answer
+                    return _hits(answer, len(queries), k)
                 reason = _excerpt(answer)
-                is_loading = answer.status_code in (429, 503)
             except requests.RequestException as error:
                 reason = masked(" ".join(str(error).split()))[:200]
-                is_loading = isinstance(error, requests.ReadTimeout)
-            patience = self.patience if self._has_answered or is_loading else START
             if time.monotonic() + wait > start + patience:
-                raise UserError(
-                    f"The retrieval server {self.url} was not available for {patience:g} s "
-                    f"({reason}): correct the address, or start it (`python -m "
-                    "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
-                    "the same command, which resumes from its last checkpoint."
-                )
+                raise BadAnswer(reason, may_pass=True)
             log.warning("retrieval server %s: %s; next try in %g s", self.url, reason, wait)
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)

@@ -51,11 +51,9 @@ def make_app(retriever: Retriever) -> FastAPI:
 
 
 def load(args: argparse.Namespace) -> Retriever:
-    for flag in ("corpus", "index", "encoder"):
-        value = getattr(args, flag)
+    for value in (args.corpus, args.index, args.encoder):
         if is_url(value):
-            raise UserError(f"--{flag} {masked(value)} is a URL: give a path, or "
-                            "for --encoder a hub name.")
+            raise UserError(f"{masked(value)} is a URL: give a path, or for --encoder a hub name.")
     if args.retriever == "bm25" and (args.encoder or args.index):
         raise UserError("--encoder and --index are for dense vectors, and --retriever is bm25: add "
                         "--retriever dense, or omit them.")
