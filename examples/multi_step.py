@@ -60,14 +60,14 @@ def with_later_observations(rows: list[TokenRow], trajectory: list[int], k: int)
     for row, label in zip(reversed(rows), reversed(trajectory), strict=True):
         later = following.setdefault(label, [])
         ids = list(row.obs_ids)
-        given = []
+        context = []
         for step in later:
             if not step.obs_ids or not ids:
                 break
             between = step.response_ids + step.separator_ids
-            given += range(len(ids), len(ids) + len(between))
+            context += range(len(ids), len(ids) + len(between))
             ids += between + step.obs_ids
-        longer.append(replace(row, obs_ids=ids, given=given))
+        longer.append(replace(row, obs_ids=ids, context_positions=context))
         later.insert(0, row)
         del later[k - 1 :]  # the row before this one reaches no further
     longer.reverse()

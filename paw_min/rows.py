@@ -44,7 +44,7 @@ class TokenRow:
     # What stands between a_t and o_{t+1}, with --wm-separator turn: context, in no loss.
     separator_ids: list[int] = field(default_factory=list, kw_only=True)
     # Positions in obs_ids that are context, not targets: the actions between several observations.
-    given: list[int] = field(default_factory=list, kw_only=True)
+    context_positions: list[int] = field(default_factory=list, kw_only=True)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from paw_min.rows import TokenRow
 def cut(row: TokenRow, positions: int) -> TokenRow:
     """The row without target tokens beyond the model's positions, as a rollout cuts them."""
     left = positions - len(row.prompt_ids) - len(row.response_ids) - len(row.separator_ids)
-    given = [k for k in row.given if k < left]
-    return replace(row, obs_ids=row.obs_ids[:left], given=given)
+    context = [k for k in row.context_positions if k < left]
+    return replace(row, obs_ids=row.obs_ids[:left], context_positions=context)
 
 
 def shuffled(rows: list[TokenRow], positions: int, seed: int, update: int) -> list[TokenRow]:
@@ -29,9 +29,9 @@ def shuffled(rows: list[TokenRow], positions: int, seed: int, update: int) -> li
     generator("shuffled", seed, update).shuffle(cycle)
     result = list(rows)
     for i, source in zip(cycle, cycle[1:] + cycle[:1]):
+        obs_ids, context = rows[source].obs_ids, rows[source].context_positions
         if source == i:
-            result[i] = replace(rows[i], obs_ids=[], given=[])
-        else:
-            row = replace(rows[i], obs_ids=rows[source].obs_ids, given=rows[source].given)
-            result[i] = cut(row, positions)
+            obs_ids, context = [], []
+        row = replace(rows[i], obs_ids=obs_ids, context_positions=context)
+        result[i] = cut(row, positions)
     return result

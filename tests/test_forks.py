@@ -72,7 +72,7 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
     Given tokens are not a part of an answer. loss_of: of log p of the tokens; -log p.
     """
     for row, weight in zip(rows, weights, strict=True):
-        answer = [k for k in range(len(row.obs_ids)) if k not in row.given]
+        answer = [k for k in range(len(row.obs_ids)) if k not in row.context_positions]
         if answer:
             logp = plain_logp(policy, row)[len(row.response_ids) :][answer]
             (weight * loss_of(logp).mean()).backward()
@@ -361,7 +361,7 @@ def test_tapos_rows_token_by_token():
         "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
         "<|im_end|>",
     ]
-    assert (first.response_ids, first.separator_ids, first.given) == ([], [], [])
+    assert (first.response_ids, first.separator_ids, first.context_positions) == ([], [], [])
     # No observation, no target; its state is the observation of the step before.
     assert second.obs_ids == []
     assert "Its current observation is: A mug is on it.\n" in policy.decode(second.prompt_ids)
@@ -419,8 +419,8 @@ def test_longer_targets_end_at_the_models_positions():
     s.policy.register_forward_pre_hook(lambda _, batch: passes.append(batch[0].ids.shape[1]))
     multi_step.multi_step(cfg, s, rows, 1)
     assert max(passes) == s.policy.positions
-    row = TokenRow([3, 4], [5], [6, 7, 8, 9], given=[1, 2])
-    assert multi_step.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], given=[1])
+    row = TokenRow([3, 4], [5], [6, 7, 8, 9], context_positions=[1, 2])
+    assert multi_step.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], context_positions=[1])
     assert multi_step.cut(row, 7) == row
     separated = replace(row, separator_ids=[2])
     assert multi_step.cut(separated, 7) == replace(separated, obs_ids=[6, 7, 8])

@@ -286,7 +286,7 @@ def test_runs_that_are_not_paws(browser, tmp_path, model, games_root):
     steps = [s for e in stored.episodes for s in e.steps]
     for s in steps:
         assert not (s.selected or s.weight or s.rank)
-        s.given = [0]  # the actions between observations are context (multi_step.py)
+        s.context_positions = [0]  # the actions between observations are context (multi_step.py)
     data = inspect.page_data(run, inspect.weights_of(run, None), [stored])
     (tmp_path / "page.html").write_text(inspect.render(data))
     browser.open(tmp_path / "page.html")

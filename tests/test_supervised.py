@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the loss is the mean over targets, and given tokens are context."""
+"""Supervised fine-tuning: the loss is the mean over targets, and context is no target."""
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ def test_loss_is_the_mean_over_targets_and_given_tokens_do_not_count():
     policy = make_policy()
     rows = [
         TokenRow([3, 4, 5], [6, 7], []),
-        TokenRow([3, 4], [], [8, 9, 10, 11], given=[1, 2]),
+        TokenRow([3, 4], [], [8, 9, 10, 11], context_positions=[1, 2]),
         TokenRow([3, 4, 5, 6, 7], [8], [9, 10]),
     ]
     assert [n_target_tokens(row) for row in rows] == [2, 2, 3]
     expected = 0.0
     for row in rows:
         for k, logp in enumerate(plain_logp(policy, row).tolist()):
-            if k - len(row.response_ids) not in row.given:
+            if k - len(row.response_ids) not in row.context_positions:
                 expected -= logp / 7
     still = torch.optim.SGD(policy.parameters(), lr=0.0)
     together = fit_step(policy, still, rows, [0, 1, 2], budget=1000, step=1)

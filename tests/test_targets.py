@@ -70,7 +70,7 @@ def test_separator_is_context_and_no_target():
 
 
 def test_given_positions_count_from_the_observation():
-    batch = collate([replace(SEPARATED, given=[1, 2])], [True], pad_id=0)
+    batch = collate([replace(SEPARATED, context_positions=[1, 2])], [True], pad_id=0)
     assert batch.obs_mask[0].int().tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 1]
 
 
@@ -86,7 +86,10 @@ def test_separators_count_in_the_budget():
 @pytest.mark.parametrize("seed", range(5))
 def test_no_row_keeps_its_own_observation(seed):
     # Every third has none, the others have an action between.
-    rows = [TokenRow([k], [k], [k] * (k % 3), given=[0] * (k % 3 > 1)) for k in range(3, 20)]
+    rows = [
+        TokenRow([k], [k], [k] * (k % 3), context_positions=[0] * (k % 3 > 1))
+        for k in range(3, 20)
+    ]
     mixed = targets.shuffled(rows, 99, seed, 1)
     assert [(r.prompt_ids, r.response_ids) for r in mixed] == [
         (r.prompt_ids, r.response_ids) for r in rows
@@ -96,7 +99,8 @@ def test_no_row_keeps_its_own_observation(seed):
         assert not before.obs_ids or before.obs_ids != after.obs_ids
     for column in (mixed, rows):  # actions between stay with their observations
         column.sort(key=lambda row: row.obs_ids)
-    assert [(r.obs_ids, r.given) for r in mixed] == [(r.obs_ids, r.given) for r in rows]
+    ours, theirs = ([(r.obs_ids, r.context_positions) for r in of] for of in (mixed, rows))
+    assert ours == theirs
 
 
 def test_the_placebo_is_drawn_per_update_and_a_lone_row_has_none():
@@ -108,9 +112,12 @@ def test_the_placebo_is_drawn_per_update_and_a_lone_row_has_none():
 
 def test_a_placebo_ends_at_the_models_positions():
     """A long prompt may have no room for another row's observation."""
-    rows = [TokenRow([1] * 30, [2] * 8, [3]), TokenRow([1], [2], [4] * 12, given=[0, 11])]
+    rows = [
+        TokenRow([1] * 30, [2] * 8, [3]),
+        TokenRow([1], [2], [4] * 12, context_positions=[0, 11]),
+    ]
     long, short = targets.shuffled(rows, 40, 0, 1)
-    assert (long.obs_ids, long.given) == ([4, 4], [0])
+    assert (long.obs_ids, long.context_positions) == ([4, 4], [0])
     assert short.obs_ids == [3]
 
 
@@ -132,15 +139,16 @@ def test_the_placebo_changes_targets_and_nothing_else():
 def test_the_next_observations_follow_with_the_actions_between_as_context():
     two = with_later_observations(THREE, [0, 0, 0], 2)
     assert [r.obs_ids for r in two] == [[15, 20, 21, 25], [25, 30, 31, 35], [35]]
-    assert [r.given for r in two] == [[1, 2], [1, 2], []]
+    assert [r.context_positions for r in two] == [[1, 2], [1, 2], []]
     many = with_later_observations(THREE, [0, 0, 0], 9)
-    assert many[0].obs_ids == [15, 20, 21, 25, 30, 31, 35] and many[0].given == [1, 2, 4, 5]
+    assert many[0].obs_ids == [15, 20, 21, 25, 30, 31, 35]
+    assert many[0].context_positions == [1, 2, 4, 5]
     interleaved = with_later_observations(THREE, [0, 1, 0], 2)
     assert interleaved[0].obs_ids == [15, 30, 31, 35]
     assert with_later_observations(THREE, [0, 0, 0], 1) == THREE
     separated = [replace(row, separator_ids=[7, 8]) for row in THREE]
     first = with_later_observations(separated, [0, 0, 0], 2)[0]
-    assert first.obs_ids == [15, 20, 21, 7, 8, 25] and first.given == [1, 2, 3, 4]
+    assert first.obs_ids == [15, 20, 21, 7, 8, 25] and first.context_positions == [1, 2, 3, 4]
     assert first.separator_ids == [7, 8]
     empty = [THREE[0], TokenRow([1], [7], []), THREE[2]]  # as after an invalid search
     assert [r.obs_ids for r in with_later_observations(empty, [0, 0, 0], 3)] == [[15], [], [35]]

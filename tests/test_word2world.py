@@ -212,9 +212,9 @@ def test_a_row_is_the_prompts_of_all_its_answers(template):
         assert ids[len(prompt) : len(prompt) + len(answer)] == answer
         targets = range(len(prompt), len(prompt) + len(answer))
         first = len(row.prompt_ids)
-        assert all(place - first not in row.given for place in targets)
+        assert all(place - first not in row.context_positions for place in targets)
         position += len(answer)
-    assert position == len(row.obs_ids) - len(row.given) and not row.response_ids
+    assert position == len(row.obs_ids) - len(row.context_positions) and not row.response_ids
 
 
 def test_an_answer_has_the_end_token_of_the_template_and_no_other():

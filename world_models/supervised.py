@@ -1,9 +1,9 @@
 """Supervised fine-tuning: mean cross entropy of the target tokens, by AdamW.
 
 A row is a TokenRow, as in RL, so batches, head and LoRA are those of update.py. Its targets are its
-response, its observation, or both; `given` positions of the observation are context. A conversation
-is one row: the first message is the prompt, the rest is the observation, with the other side's
-messages as `given`. For one process.
+response, its observation, or both, without its `context_positions`. A conversation is one row: the
+first message is the prompt, the rest is the observation, in which the other side's messages are
+context. For one process.
 
 Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
@@ -75,7 +75,7 @@ def fit_step(
     total = torch.zeros(())
     for part in micro_batches(policy, rows, mini, [True] * len(rows), budget):
         logp, _ = policy(part)  # (B, S)
-        mask = part.response_mask | part.obs_mask  # (B, S): neither padding nor given
+        mask = part.response_mask | part.obs_mask  # (B, S): neither padding nor context
         loss = -(logp * mask).sum() / n_targets
         loss.backward()
         total += loss.detach().cpu()
@@ -93,4 +93,4 @@ def fit_step(
 
 
 def n_target_tokens(row: TokenRow) -> int:
-    return len(row.response_ids) + len(row.obs_ids) - len(row.given)
+    return len(row.response_ids) + len(row.obs_ids) - len(row.context_positions)

@@ -160,7 +160,7 @@ def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu
             ids = ids + row.separator_ids + row.obs_ids
             # The policy did not choose the separator, and it says nothing of the world.
             kind += [0] * len(row.separator_ids)
-            context = set(row.given)
+            context = set(row.context_positions)
             kind += [0 if k in context else 2 for k in range(len(row.obs_ids))]
         sequences.append(torch.tensor(ids))
         kinds.append(torch.tensor(kind, dtype=torch.long))

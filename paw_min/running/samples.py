@@ -84,7 +84,7 @@ def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
             response_ids=tokens.response_ids,
             separator_ids=tokens.separator_ids,
             obs_ids=tokens.obs_ids,
-            given=tokens.given,
+            context_positions=tokens.context_positions,
             reward=rows.reward[i],
             valid=rows.valid[i].item(),
             selected=rows.selected[i].item(),

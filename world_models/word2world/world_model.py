@@ -134,8 +134,8 @@ class WorldModel:
             return None
         first = spans[0].start
         targets = {k for span in spans for k in span}
-        given = [k - first for k in range(first, len(ids)) if k not in targets]
-        return TokenRow(ids[:first], [], ids[first:], given=given)
+        context = [k - first for k in range(first, len(ids)) if k not in targets]
+        return TokenRow(ids[:first], [], ids[first:], context_positions=context)
 
     def _within_context(self, trajectory: Trajectory) -> tuple[list[int], list[range]]:
         """`tokens` of a trajectory, up to its last whole answer within the context."""
