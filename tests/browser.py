@@ -88,13 +88,9 @@ class Browser:
         assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
         return result["result"].get("value")
 
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            # Sliders move by the code of an arrow, not by its name.
-            codes = {"ArrowLeft": 37, "ArrowRight": 39}
-            code = {"text": key} if len(key) == 1 else {"windowsVirtualKeyCode": codes[key]}
-            self("Input.dispatchKeyEvent", type="keyDown", key=key, **code)
-            self("Input.dispatchKeyEvent", type="keyUp", key=key)
+    def press(self, key: str) -> None:
+        for event in ("keyDown", "keyUp"):
+            self("Input.dispatchKeyEvent", type=event, key=key)
 
     def close(self) -> None:
         self.connection.close()

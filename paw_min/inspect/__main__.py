@@ -4,12 +4,12 @@
 
 Each token of a response has its entropy (the quantity of Eq. 4), each token of a next observation
 its p: under the start model, under RUN's newest checkpoint, and under that of another run. The
-transitions are those that training stored (samples.py). The page is one HTML file without server or
-network. Its template, page.html, answers "what if": from p, the ranks of Eq. 4 and lambda_g, it
-computes what teaches, and how much, under another rho, alpha, loss or lambda.
+transitions are those that training stored (samples.py), with the selection (Eq. 4) and lambda_g
+(Eq. 10) of training. The page is one HTML file without server or network. Its template, page.html,
+has a slider: which tokens would teach with another rho (Eq. 7)?
 
-The weights at the time of an update are not stored. Rank and lambda are those of training. The
-probabilities before training are what training saw in update 1 only.
+The weights at the time of an update are not stored. The probabilities before training are what
+training saw in update 1 only.
 """
 
 import json
@@ -18,21 +18,21 @@ from pathlib import Path
 
 import torch
 
-from paw_min import balance
 from paw_min.base.console import progress_bar
 from paw_min.base.distributed import join
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import check_writable, replace_text
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS, NAMES
+from paw_min.inspect.tokens import pieces
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint, updates_done
-from paw_min.running.samples import Group, Sample, StoredRow, read
+from paw_min.running.samples import Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
 
 TEMPLATE = Path(__file__).with_name("page.html")
+SETTINGS = ("env", "method", "algo", "paw", "rho", "wm_loss", "wm_target")
 
 
 @dataclass
@@ -47,7 +47,7 @@ class OpenedRun:
 
 @dataclass
 class Weights:
-    """Weights that score the transitions."""
+    """Weights that score the transitions: a column of the page."""
 
     label: str  # before, after, against
     detail: str  # which these are
@@ -60,6 +60,32 @@ class Seen:
 
     entropy: list[float]  # each response token's, over the vocabulary, in nats
     p: list[float | None]  # each observation token's; None: context, not a target
+
+
+@dataclass
+class Shown:
+    """A transition on the page."""
+
+    update: int
+    group: int
+    episode: int
+    n: int  # its number in the episode, from 1 ...
+    of: int  # ... to this
+    task: str
+    won: bool
+    episode_return: float
+    reward: float
+    valid: bool  # is the response well formed?
+    selected: bool  # Eq. 4
+    rank: int | None  # among the candidates of its update; None: it did not compete
+    candidates: int
+    lambda_g: float  # Eq. 10
+    prompt: str
+    prompt_tokens: int
+    response: list[str]  # a text per token
+    separator: str
+    obs: list[str]
+    seen: list[Seen]  # one for each of the weights
 
 
 def open_run(folder: Path) -> OpenedRun:
@@ -92,10 +118,10 @@ def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
     """The columns of the page; UserError if their tokenizers differ."""
     columns = [
         Weights("before", "start model", start_model(run.cfg)),
-        Weights("after", updates(run.done), str(run.checkpoint)),
+        Weights("after", f"{run.done} updates", str(run.checkpoint)),
     ]
     if against:
-        detail = f"{against.folder.resolve().name}, {updates(against.done)}"
+        detail = f"{against.folder.resolve().name}, {against.done} updates"
         columns.append(Weights("against", detail, str(against.checkpoint)))
     vocabulary = load_tokenizer(str(run.checkpoint)).get_vocab()
     for column in columns:
@@ -107,10 +133,6 @@ def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
     return columns
 
 
-def updates(n: int) -> str:
-    return f"{n} update{'s' * (n != 1)}"
-
-
 @torch.no_grad()
 def score(
     policy: Policy, steps: list[StoredRow], micro_tokens: int, label: str = "score"
@@ -118,10 +140,9 @@ def score(
     """One pass over h_t, a_t and o_{t+1} of each step, by the functions of training."""
     seen = [None] * len(steps)
     everything = list(range(len(steps)))
-    with_obs = [True] * len(steps)
     with progress_bar(len(steps), label, "row") as bar:
         # Batches have rows of similar lengths, in another order than the steps.
-        for batch in micro_batches(policy, steps, everything, with_obs, micro_tokens):
+        for batch in micro_batches(policy, steps, everything, [True] * len(steps), micro_tokens):
             logp, entropy = policy(batch)  # (B, S), (B, S)
             for b, i in enumerate(batch.index):
                 row = (entropy, logp.exp(), batch.obs_mask)  # (B, S) each
@@ -145,71 +166,6 @@ def seen_in(
     )
 
 
-def pieces(tokenizer, ids: list[int]) -> list[str]:
-    """The text of each token, exactly: joined, they are the text of all.
-
-    Decoded with the token before, since some tokenizers drop a leading space. A character of
-    several tokens belongs to the first of them; the others are empty.
-    """
-
-    def text(first: int, end: int) -> str:
-        return tokenizer.decode(ids[first:end], clean_up_tokenization_spaces=False)
-
-    parts = [""] * len(ids)
-    first = 0  # the first token that has no text yet
-    for end in range(1, len(ids) + 1):
-        context = max(first - 1, 0)
-        new = text(context, end)[len(text(context, first)) :]
-        # The decoder writes U+FFFD for a character that is not complete yet: add a token.
-        if new.endswith("\ufffd") and end < len(ids):
-            continue
-        parts[first] = new
-        first = end
-    return parts
-
-
-def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> dict:
-    """All that the page shows: run, weights, updates, and the steps of all episodes in order."""
-    steps = []
-    for sample in samples:
-        for episode in sample.episodes:
-            steps += episode.steps
-    device = join()
-    scores = [score_under(column, run.cfg, steps, device) for column in columns]
-    tokenizer = load_tokenizer(str(run.checkpoint))  # that of all columns: see weights_of
-    shown = []
-    with progress_bar(len(steps), "text", "row") as bar:
-        for k, sample in enumerate(samples):
-            for episode in sample.episodes:
-                of_episode = dict(
-                    update=k,
-                    group=episode.group,
-                    episode=episode.trajectory,
-                    task=episode.task,
-                    type=episode.task_type,
-                    won=episode.won,
-                    ret=episode.episode_return,
-                    of=len(episode.steps),
-                )
-                for n, step in enumerate(episode.steps, start=1):
-                    seen = [column[len(shown)] for column in scores]  # this step's
-                    of_step = step_data(tokenizer, step, seen)
-                    shown.append(of_episode | {"n": n} | of_step)
-                    bar.update()
-    # An environment from elsewhere (examples/hidden.py) is not known here, nor its R_max.
-    known = run.cfg.env in (*NAMES, *BENCHMARKS)
-    r_max = BENCHMARKS[run.cfg.env].r_max if known else None
-    keys = ("env", "method", "algo", "paw", "rho", "alpha", "wm_loss", "wm_target", "lambda_g")
-    return dict(
-        run=run.folder.resolve().name,
-        done=run.done,
-        steps=shown,
-        settings={key: getattr(run.cfg, key) for key in keys} | {"r_max": r_max},
-        weights=[dict(label=column.label, detail=column.detail) for column in columns],
-        updates=[update_data(run.cfg, sample, r_max) for sample in samples],
-    )
-
-
 def score_under(
     column: Weights, cfg: Config, steps: list[StoredRow], device: str
 ) -> list[Seen]:
@@ -219,35 +175,37 @@ def score_under(
     return score(policy, steps, cfg.micro_tokens, column.label)
 
 
-def update_data(cfg: Config, sample: Sample, r_max: float | None) -> dict:
-    groups = [
-        dict(group=g.group, returns=g.returns, eq10=eq10(cfg, g, r_max)) for g in sample.groups
-    ]
-    return dict(update=sample.update, candidates=sample.candidates, groups=groups)
+def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> dict:
+    """All that the page shows: run, settings, weights, and the steps of all episodes in order."""
+    steps = [step for sample in samples for e in sample.episodes for step in e.steps]
+    device = join()
+    scores = [score_under(column, run.cfg, steps, device) for column in columns]
+    seen = zip(*scores, strict=True)  # of each step: that of each column
+    tokenizer = load_tokenizer(str(run.checkpoint))  # that of all columns: see weights_of
 
+    def text(ids: list[int]) -> str:
+        return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
-def eq10(cfg: Config, group: Group, r_max: float | None) -> float | None:
-    """lambda_g of Eq. 10, even where training had another; None if R_max is not known."""
-    if cfg.paw and cfg.lambda_g == "adaptive":
-        return group.lambda_g
-    if r_max is None:
-        return None
-    return float(balance.lambda_g(sum(group.returns) / len(group.returns), r_max))
-
-
-def step_data(tokenizer, step: StoredRow, seen: list[Seen]) -> dict:
-    prompt = tokenizer.decode(step.prompt_ids, clean_up_tokenization_spaces=False)
+    shown = []
+    for sample in samples:
+        lambdas = {group.group: group.lambda_g for group in sample.groups}
+        for e in sample.episodes:
+            for n, step in enumerate(e.steps, start=1):
+                shown.append(Shown(
+                    update=sample.update, group=e.group, episode=e.trajectory, n=n, of=len(e.steps),
+                    task=e.task, won=e.won, episode_return=e.episode_return, reward=step.reward,
+                    valid=step.valid, selected=step.selected, rank=step.rank,
+                    candidates=sample.candidates, lambda_g=lambdas[e.group],
+                    prompt=text(step.prompt_ids), prompt_tokens=len(step.prompt_ids),
+                    response=pieces(tokenizer, step.response_ids),
+                    separator=text(step.separator_ids), obs=pieces(tokenizer, step.obs_ids),
+                    seen=list(next(seen)),
+                ))
     return dict(
-        reward=step.reward,
-        valid=step.valid,
-        entropy=step.entropy,
-        rank=step.rank,
-        prompt=prompt,
-        promptTokens=len(step.prompt_ids),
-        response=pieces(tokenizer, step.response_ids),
-        separator=tokenizer.decode(step.separator_ids, clean_up_tokenization_spaces=False),
-        obs=pieces(tokenizer, step.obs_ids),
-        seen=[asdict(x) for x in seen],
+        run=run.folder.resolve().name,
+        settings={key: getattr(run.cfg, key) for key in SETTINGS},
+        weights=[dict(label=column.label, detail=column.detail) for column in columns],
+        steps=[asdict(step) for step in shown],
     )
 
 
