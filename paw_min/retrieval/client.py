@@ -127,7 +127,9 @@ class SearchClient:
                     return _hits(answer, len(queries), k)
                 reason = _excerpt(answer)
             except requests.RequestException as error:
-                reason = masked(" ".join(str(error).split()))[:200]
+                # The innermost cause, such as "[Errno 111] Connection refused".
+                cause = masked(" ".join(str(error).split()).rpartition(": ")[2])
+                reason = f"{type(error).__name__}, {cause[:200]}".rstrip("\"')")
             if time.monotonic() + wait > start + patience:
                 raise BadAnswer(reason, may_pass=True)
             log.warning("retrieval server %s: %s; next try in %g s", self.url, reason, wait)
