@@ -71,6 +71,7 @@ def test_the_folder_is_plain_and_complete(folder, policy):
     names = sorted(path.name for path in folder.parent.iterdir())
     assert names == [folder.name, f"{folder.name}.lock"]  # nothing partial
     assert len(list(folder.glob("*.safetensors"))) == 1
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # others may read it, too
     config = json.loads((folder / "config.json").read_text())
     assert not {"quantization_config", "auto_map"} & set(config)
     weights = load_file(folder / "model.safetensors")

@@ -101,6 +101,14 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> None:
             partial.rename(folder)
 
 
+def usual_modes(folder: Path) -> None:
+    """Let others read the weights: safetensors writes files that only their owner can read."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in Path(folder).glob("*.safetensors"):
+        path.chmod(0o666 & ~umask)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a text file, see `replacing`."""
     with replacing(path) as partial:

@@ -105,11 +105,17 @@ def base_model(folder: str) -> str | None:
     return json.loads(path.read_text())["base_model_name_or_path"]
 
 
+@torch.no_grad()
 def merge(model, folder: str):
-    """The start model with the adapter in `folder` added to its weights."""
+    """The start model with the adapter in `folder` added to its weights.
+
+    UserError unless this model is what peft makes of the two: an adapter may also repeat layers,
+    wait for a token, or change an embedding that is the head, too.
+    """
     check_installed()
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
+    names = parameter_names(model)
     # Where an adapter is of other layers, peft warns of those that it lacks, and is silent on the
     # others: the start model would stay as it is there.
     with warnings.catch_warnings():
@@ -119,9 +125,20 @@ def merge(model, folder: str):
     if unused := stored.keys() - get_peft_model_state_dict(adapted).keys():
         raise UserError(f"the adapter {folder} has {min(unused)}, which its start model does not: "
                         "use the start model that it was trained on.")
+    ids = torch.arange(8, device=model.device)[None]  # (1, L)
+    expected = adapted(ids, use_cache=False).logits  # (1, L, V)
     merged = adapted.merge_and_unload()
+    logits = merged(ids, use_cache=False).logits
+    if parameter_names(merged) != names or not torch.allclose(logits, expected, atol=1e-3):
+        raise UserError(f"the adapter {folder} cannot be added to the weights of its start model, "
+                        "as its adapter_config.json says: use another, or its merged model.")
     merged.name_or_path = folder
     return merged.requires_grad_(True)
+
+
+def parameter_names(model) -> list[str]:
+    """A head that is tied to the embedding has none of its own."""
+    return [name for name, _ in model.named_parameters()]
 
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paw_min.base.errors import UserError
+from paw_min.base.files import usual_modes
 from paw_min.model import lora
 from paw_min.model.batches import Batch, collate
 from paw_min.model.chat import ChatTokenizer
@@ -128,10 +129,7 @@ class Policy(torch.nn.Module, ChatTokenizer):
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
-        # safetensors writes weights that only their owner can read.
-        usual = (Path(folder) / "config.json").stat().st_mode
-        for path in Path(folder).glob("*.safetensors"):
-            path.chmod(usual)
+        usual_modes(folder)
 
     def besides_the_model(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of these weights that `save` does not write, such as PPO's critic."""
