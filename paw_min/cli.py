@@ -18,7 +18,7 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
 
     from paw_min.base import distributed
     from paw_min.config import parse_args
-    from paw_min.running.session import dry_run
+    from paw_min.running.plan import dry_run
     from paw_min.train import paw, train
 
     if method:

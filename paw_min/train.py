@@ -149,7 +149,7 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
     try:
         trained |= method(cfg, s, rows, k)
     except NonFinite as error:
-        raise UserError(f"update {k}: {error}: {s.run.lower_rate()}.") from error
+        raise UserError(f"update {k}: {error}: {s.run.nan_remedy()}.") from error
     seconds_update = time.perf_counter() - began
 
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.

@@ -18,7 +18,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.shard import layers_of
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import TokenRow
-from paw_min.running import memory, session
+from paw_min.running import memory, plan, session
 from tests.helpers import BASE, EPISODES, TOKEN_ROWS, one_sentence, update
 from tests.model_kinds import KINDS, write
 
@@ -82,7 +82,7 @@ def test_a_plan_and_a_start_refuse_a_family_by_its_config(family, tmp_path, conf
     settings, reason = REFUSED[family]
     folder = write(family, tmp_path / "model", **settings)
     with one_sentence(reason) as planned:
-        session.dry_run(config(model=folder, max_prompt_tokens=200))
+        plan.dry_run(config(model=folder, max_prompt_tokens=200))
     with one_sentence(reason) as started:
         load_policy(folder)
     assert str(started.value) in str(planned.value)
@@ -122,7 +122,7 @@ def test_what_vllm_would_run_by_the_trainers_classes_is_refused_before_long_work
     folder = write("olmo2", tmp_path / "model")
     cfg = config(model=folder, max_prompt_tokens=128, sampler="vllm")
     state = torch.get_rng_state()
-    for start in (train.train, session.dry_run):
+    for start in (train.train, plan.dry_run):
         with one_sentence("no code of its own for the family olmo2 .*: use --sampler transformers"):
             start(cfg)
         monkeypatch.undo()  # a plan has the data as well

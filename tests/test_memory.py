@@ -1,5 +1,6 @@
 """What a run needs on a GPU, in CPU memory and on the disk; runs that cannot fit; the plan."""
 
+import re
 import shutil
 import sys
 from collections import namedtuple
@@ -11,7 +12,7 @@ from transformers import Qwen2Config
 
 from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.config import Config, parse_args
+from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
@@ -20,7 +21,7 @@ from paw_min.model.published import empty_model
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
-from paw_min.running import memory, runs, session
+from paw_min.running import memory, plan, runs, session
 from paw_min.running.memory import Needs, beside_gpus, needs, on_gpu
 from tests.helpers import FAMILIES, TOKEN_ROWS, make_policy, one_sentence
 from tests.model_kinds import KINDS, write
@@ -187,7 +188,7 @@ def test_a_plan_for_a_gpu_that_is_not_here(model, monkeypatch, capsys):
     words = ["--preset", "paper", "--data", "no/data", "--model", model]
     cfg, _ = parse_args("alfworld", presets_of("alfworld"), "", words)
     with pytest.raises(UserError) as error:
-        session.dry_run(cfg)
+        plan.dry_run(cfg)
     printed = capsys.readouterr().out
     assert "and 0.4 of it for vLLM" in printed and "No GPU was found here" in printed
     lines = f"error: {error.value}".splitlines()
@@ -197,17 +198,30 @@ def test_a_plan_for_a_gpu_that_is_not_here(model, monkeypatch, capsys):
     assert len({of_vllm, of_data}) == len(lines) == 2
 
 
-@pytest.mark.parametrize("env", NAMES)
-def test_a_plan_generates_no_data(env, tmp_path, monkeypatch, capsys):
+def test_a_plan_generates_no_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    session.dry_run(parse_args(env, presets_of(env), "", [])[0])
-    assert f"data/{env}: not there, the run generates it" in capsys.readouterr().out
+    plan.dry_run(parse_args("alfworld", presets_of("alfworld"), "", [])[0])
+    assert "data/alfworld: not there, the run generates it" in capsys.readouterr().out
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("settings, named", [
+    ({}, "grpo with paw: 1.0 x cmae (rho 0.2), alpha 0.75, lambda adaptive"),
+    (dict(paw=False), "grpo without a world model"),
+    (METHOD_PRESETS["echo"], "grpo with paw: 0.05 x ce, alpha 1.0, lambda constant"),
+    (dict(method="probable", algo="gigpo"), "gigpo with probable: 1.0 x cmae .*"),
+    (dict(wm_target="shuffled"), ".*, shuffled targets"),
+    (dict(lora_rank=16), ".*; LoRA of rank 16, where the paper's tables train all weights"),
+])
+def test_a_plan_names_the_method(settings, named, config, capsys):
+    plan.dry_run(config(**settings))
+    assert re.search(f"^method    {named if '.*' in named else re.escape(named)}$",
+                     capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize("updates, every, times", [(0, 0, 1), (0, 5, 1), (2, 0, 2), (12, 5, 4)])
 def test_a_plan_counts_the_evaluations(updates, every, times, config, capsys):
-    session.dry_run(config(updates=updates, eval_every=every))
+    plan.dry_run(config(updates=updates, eval_every=every))
     assert f"\nevaluate  {times} times" in capsys.readouterr().out
 
 

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
 from paw_min.model.policy import load_policy
 from paw_min.model.published import rules
-from paw_min.running import export, session
+from paw_min.running import export, plan
 from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
 from tests.model_kinds import KINDS, write
 
@@ -172,11 +172,11 @@ def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, 
     folder = write_published(kind, tmp_path / "published")
     cfg = config(model=folder, max_prompt_tokens=200)
     if kind.refused:
-        for use in (lambda: session.dry_run(cfg), lambda: load_policy(folder)):
+        for use in (lambda: plan.dry_run(cfg), lambda: load_policy(folder)):
             with one_sentence(kind.refused):
                 use()
         return
-    session.dry_run(cfg)
+    plan.dry_run(cfg)
     made = Tokenizer.from_file(f"{folder}/tokenizer.json")
     policy = load_policy(folder)
     check_tokens(policy, made, kind)

@@ -310,14 +310,6 @@ def test_a_checkpoint_whose_disk_is_missing_does_not_restart_the_run(finished, c
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1]
 
 
-def test_a_run_that_continues_without_its_metrics_says_so(finished, policy, config, capsys):
-    restore(runs.Run(config()), *policy)
-    assert "continues" not in capsys.readouterr().out
-    (finished / "metrics.jsonl").unlink()
-    restore(runs.Run(config()), *policy)
-    assert "metrics.jsonl has no line of update 1, that of the" in capsys.readouterr().out
-
-
 # ---- NaN ----
 
 

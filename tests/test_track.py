@@ -8,7 +8,7 @@ import wandb
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.running import session, track
+from paw_min.running import plan, track
 from paw_min.running.runs import read_metrics
 from tests.helpers import numbers
 
@@ -56,7 +56,7 @@ def test_a_tracker_that_cannot_start(config, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"\(No API key configured\): run wandb login, or set"):
         track.Tracker(Config(track="wandb"), tmp_path, [])
     monkeypatch.setitem(sys.modules, "wandb", None)
-    for start in (train.train, session.dry_run):
+    for start in (train.train, plan.dry_run):
         with pytest.raises(UserError, match="--track wandb needs wandb: pip install wandb, or"):
             start(config(track="wandb"))
     assert not (tmp_path / "r").exists()

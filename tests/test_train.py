@@ -23,7 +23,7 @@ from paw_min.base import console
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
-from paw_min.running import plot, runs, session
+from paw_min.running import plan, plot, runs, session
 from paw_min.running.config_json import read_config
 from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
@@ -233,7 +233,7 @@ def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
     with one_sentence("short has 64 positions: .* together 65"):
         train.train(config(**short, max_response_tokens=5))
     with pytest.raises(UserError, match="short has 64 positions"):
-        session.dry_run(config(**short, max_response_tokens=5))
+        plan.dry_run(config(**short, max_response_tokens=5))
     with session.open_session(config(**short, max_response_tokens=4)):
         pass
 

@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
-from paw_min.base import console, distributed
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading, remove, replace_text, replacing, writing
 from paw_min.config import Config
@@ -66,7 +66,7 @@ class Run:
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
 
-    def lower_rate(self) -> str:
+    def nan_remedy(self) -> str:
         """What to do after a NaN. A run keeps its learning rate, so another one goes on."""
         weights = self.checkpoint() or "the start model"
         return f"lower --lr and continue under another --name with --model set to {weights}"
@@ -79,7 +79,7 @@ class Run:
         weights, state = state_dict.get_state_dict(policy, optimizer, options=options)
         if not all(weight.isfinite().all() for weight in weights.values()):
             raise UserError(
-                f"update {done} made weights NaN or infinite; not saved: {self.lower_rate()}."
+                f"update {done} made weights NaN or infinite; not saved: {self.nan_remedy()}."
             )
         if distributed.rank() > 0:
             return
@@ -118,27 +118,19 @@ class Run:
         """Make the folder agree with the checkpoint, then write the settings and open the tracker.
 
         Called when everything else is loaded: a start that fails, as with wrong data, leaves the
-        folder unchanged.
+        folder unchanged. UserError if metrics would be lost.
         """
         if distributed.rank() > 0:
             return
         lines = read_metrics(self.folder)
-        if self.before:
-            self.check_metrics(lines, done)
+        if not done and lines and self.before and lines[-1]["update"] > self.before.save_every:
+            raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
         self.remove_all_but(self.checkpoint())
         kept = [line for line in lines if line["update"] <= done]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.write_settings()
         if self.cfg.track != "none":
             self.tracker = track.Tracker(self.cfg, self.folder, kept)
-
-    def check_metrics(self, lines: list[dict], done: int) -> None:
-        """UserError if a checkpoint is lost; say so if lines are."""
-        if not done and lines and lines[-1]["update"] > self.before.save_every:
-            raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
-        if done and done not in [line["update"] for line in lines]:
-            console.say(f"{self.folder}/metrics.jsonl has no line of update {done}, that of the "
-                        "checkpoint: the run continues without the lines that are lost.")
 
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl, on every rank."""

@@ -21,9 +21,8 @@ replace(cfg, out=...). If s.done is 0, there was no checkpoint, and it has the s
 """
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -75,52 +74,59 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     check_machine(cfg)
     device = distributed.join()
     precision = forward_precision(cfg.precision, device)
+    start = start_model(cfg)
     with distributed.rank_0_first():
         run = Run(cfg)
-        start_folder = start_model(cfg)
         # Check first whether the model can be used: the data may take minutes to generate.
-        check_model(cfg, start_folder)
+        check_model(cfg, start)
         if not eval_only and distributed.rank() == 0:
-            needs = memory.check(cfg, start_folder, precision, device)
+            needs = memory.check(cfg, start, precision, device)
             if device.startswith("cuda"):
                 say(f"memory    {needs[0]}")
         tasks = find_tasks(cfg)
-
     checkpoint = run.checkpoint()
-    done = updates_done(checkpoint) if checkpoint else 0
     # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
     if len(set(distributed.all_gather([checkpoint and checkpoint.name]))) > 1:
         raise UserError(f"the ranks see different checkpoints in {run.folder}: all machines must "
                         "share this folder; if they do, rerun in a minute.")
+    done = updates_done(checkpoint) if checkpoint else 0
     # With LoRA, a checkpoint is an adapter for the start model.
-    weights = start_folder if cfg.lora_rank else str(checkpoint or start_folder)
-    # A sleeping vLLM must be closed whatever happens, even if this start fails.
-    with closing(make_sampler(cfg, weights, precision)) as sampler:
-        policy = load_trained(
-            cfg, weights, start_folder, checkpoint, precision, device, eval_only
-        )
+    weights = start if cfg.lora_rank else str(checkpoint or start)
+
+    with ExitStack() as stack:
+        # A sleeping vLLM must be closed whatever happens, even if this start fails.
+        sampler = stack.enter_context(closing(make_sampler(cfg, weights, precision)))
+        policy = load_policy(weights, cfg.temperature, device, precision)
+        if cfg.lora_rank:
+            lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
+        if cfg.algo == "ppo" and not eval_only:
+            policy.critic = load_critic(start, policy)
+        if cfg.grad_checkpointing:
+            policy.model.gradient_checkpointing_enable()
+            if policy.critic:
+                policy.critic.decoder.gradient_checkpointing_enable()
+        if cfg.shard:
+            shard_policy(policy)
+        # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
+        policy.train(not eval_only)
         # The optimizer comes after sharding, which replaces the parameters.
         optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
-        reference = None
-        if not eval_only:
-            reference = make_reference(cfg, policy, start_folder)
+        reference = None if eval_only else make_reference(cfg, policy, start)
 
         slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
-        slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
-        pool = tasks.make_pool(slots_per_rank)
-        together = distributed.leave_together()
+        pool = tasks.make_pool(-(-slots // distributed.n_ranks()))  # of this rank, rounded up
         # Left in the opposite order: the pool's workers end first, the sampler last.
-        with closing(run), together, closing(pool):
-            if not eval_only:
-                run.load(policy, optimizer)
-                run.begin(done)
-            yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
+        stack.enter_context(closing(run))
+        stack.enter_context(distributed.leave_together())
+        stack.enter_context(closing(pool))
+        if not eval_only:
+            run.load(policy, optimizer)
+            run.begin(done)
+        yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 
 @contextmanager
-def loaded(
-    cfg: Config, model: str = ""
-) -> Iterator[tuple[Policy, Sampler]]:
+def loaded(cfg: Config, model: str = "") -> Iterator[tuple[Policy, Sampler]]:
     """A model and its sampler without a run, for analyses: no data, no optimizer.
 
     model: a folder, such as a checkpoint (not an adapter's), or a name; default: the start model.
@@ -129,10 +135,8 @@ def loaded(
     device = distributed.join()
     precision = forward_precision(cfg.precision, device)
     model = model or start_model(cfg)
-    # vLLM measures the free memory, so its engine comes before the trainer's model.
     with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision)
-        yield policy, sampler
+        yield load_policy(model, cfg.temperature, device, precision), sampler
 
 
 def check_machine(cfg: Config) -> None:
@@ -165,29 +169,6 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> Sampler:
         return HFSampler()
     say("starting vLLM, which compiles: minutes without output on a GPU")
     return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, cfg.seed)
-
-
-def load_trained(
-    cfg: Config, weights: str, start_folder: str, checkpoint: Path | None, precision: str,
-    device: str, eval_only: bool,
-) -> Policy:
-    """The policy as it is trained: with adapters, PPO's critic, and sharded.
-
-    weights: its model. start_folder: that of the critic. checkpoint: of the adapters.
-    """
-    policy = load_policy(weights, cfg.temperature, device, precision)
-    if cfg.lora_rank:
-        lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
-    if cfg.algo == "ppo" and not eval_only:
-        policy.critic = load_critic(start_folder, policy)
-    if cfg.grad_checkpointing:
-        policy.model.gradient_checkpointing_enable()
-        if policy.critic:
-            policy.critic.decoder.gradient_checkpointing_enable()
-    if cfg.shard:
-        shard_policy(policy)
-    # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
-    return policy.train(not eval_only)
 
 
 def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optimizer:
@@ -230,55 +211,3 @@ def find_tasks(cfg: Config) -> Tasks:
         return replace(tasks, held_out=panel(tasks.held_out, n_panel))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-
-
-def dry_run(cfg: Config) -> None:
-    """Check memory, model and data, and print the plan; each error on its line."""
-    missing = []
-
-    @contextmanager
-    def noting_errors():
-        try:
-            yield
-        except UserError as error:
-            if str(error) not in missing:
-                missing.append(str(error))
-
-    device = distributed.usual_device()
-    with noting_errors():
-        model = start_model(cfg)
-        print(f"model     {model}")
-        if device == "cpu" and cfg.sampler == "vllm":
-            print(f"memory    {memory.on_another_machine(cfg, model)}")
-        else:
-            precision = forward_precision(cfg.precision, device)
-            for place in memory.check(cfg, model, precision, device):
-                print(f"memory    {place}")
-    with noting_errors():
-        check_model(cfg, start_model(cfg))
-    with noting_errors():
-        check_machine(cfg)
-    with noting_errors():
-        if cfg.data or toy.folder_of(cfg.env).exists():
-            tasks = find_tasks(cfg)
-            counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
-            print(f"data      {described_data(cfg)}: {counts}")
-        else:
-            print(f"data      {toy.folder_of(cfg.env)}: not there, the run generates it")
-
-    episodes = cfg.groups * cfg.group_size
-    rows = episodes * cfg.max_turns
-    steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
-    every = cfg.eval_every or cfg.updates or 1
-    evaluations = 1 + -(-cfg.updates // every)  # the start, and the last update whatever `every`
-    print(
-        f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
-        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {cfg.row_length} "
-        "tokens\n"
-        f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps per "
-        f"update, {cfg.micro_tokens} tokens per pass\n"
-        f"evaluate  {evaluations} times, every {every} updates\n"
-        f"folder    {Path(cfg.out) / cfg.name}"
-    )
-    if missing:
-        raise UserError("\nerror: ".join(f"{one.rstrip('.')}." for one in missing))
