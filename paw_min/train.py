@@ -77,9 +77,7 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
 
         print_start(cfg, s)
         if s.done and s.done >= cfg.updates:
-            # A run folder has the settings and the name of the method, but not the code.
-            console.say(f"all {s.done} updates were done before: nothing is trained. After a "
-                        "change of the code, use another --name.")
+            console.say(f"all {s.done} updates were done before: nothing is trained")
         # A resumed run has measured its start model already.
         if not s.done and not s.run.metrics():
             log(s, {"update": 0} | play_panel(cfg, s, 0))

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -259,6 +260,29 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     restore(runs.Run(config(**free)), *policy)
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1]
+
+
+def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monkeypatch, capsys):
+    """Those of the package, and of the program, which has the method of a fork; each resume."""
+    program = finished.parent / "own.py"
+    program.write_text("1")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+    stored = finished / "sources.json"
+    stored.write_text(json.dumps(runs.source_digests("alfworld")))
+    before = stored.read_bytes()
+    restore(runs.Run(config()), *policy)
+    assert not capsys.readouterr().out
+    program.write_text("2")
+    change(stored, **{"paw_min/balance.py": "of another version"})
+    for _ in range(2):
+        restore(runs.Run(config()), *policy)
+        said = capsys.readouterr().out
+        assert said.startswith("changed since the run began: ") and said.count("\n") == 1
+        assert "own.py, paw_min/balance.py; use another --name to keep" in said
+    assert json.loads(stored.read_bytes()).keys() == json.loads(before).keys()
+    stored.unlink()  # a run of an earlier version
+    restore(runs.Run(config()), *policy)
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("settings, changed, refused", [
