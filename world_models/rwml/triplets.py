@@ -23,7 +23,6 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
-from paw_min.running.checked_json import exact, parse_as
 from paw_min.running.evaluate import evaluate
 from paw_min.running.session import PANEL_SLOTS, start_model
 from paw_min.running.tasks import draw_groups
@@ -34,7 +33,6 @@ TAG_TOKENS = 16  # tokens that an answer needs for its tags and end token
 DROPPED = ("malformed", "no_effect", "no_observation", "duplicates")
 
 
-@exact
 @dataclass
 class Triplet:
     """One environment step: what is known, the action, and what the environment answered."""
@@ -202,5 +200,10 @@ def write_triplets(path: Path, triplets: list[Triplet]) -> None:
 
 def read_triplets(path: Path) -> list[Triplet]:
     """One JSON object per line; UserError for a file that is missing or damaged."""
+    found = []
     with reading(path):
-        return [parse_as(line, Triplet) for line in path.read_bytes().splitlines()]
+        for line in path.read_bytes().splitlines():
+            stored = json.loads(line)
+            history = [Turn(*turn) for turn in stored["history"]]
+            found.append(Triplet(**stored | {"history": history}))
+    return found

@@ -21,16 +21,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import textworld
-from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import replace_text
+from paw_min.base.files import parse_json, reading, replace_text
 from paw_min.envs.alfworld import engine
 from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
-from paw_min.running.checked_json import exact, read_json
 
 MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
 ACTIONS = "\nAvailable actions: "
@@ -39,13 +36,9 @@ SEEN = "# What the agent sees"
 COMMAND = r"(?:click|search)\["  # WebShop's commands begin so
 
 
-@exact
-class Message(TypedDict):
-    role: Literal["system", "user", "assistant"]
-    content: str
+Message = dict[str, str]  # role: system, user or assistant; content
 
 
-@exact
 @dataclass
 class Trajectory:
     """One episode, in the real environment or in a world model."""
@@ -245,7 +238,8 @@ def read_trajectories(paths: Iterable[Path]) -> list[Trajectory]:
     """All trajectories of these files; UserError for one that is missing, damaged or empty."""
     found = []
     for path in paths:
-        episodes = read_json(path, list[Trajectory])
+        with reading(path):
+            episodes = [Trajectory(**episode) for episode in parse_json(path.read_bytes())]
         if not episodes:
             raise UserError(f"{path} has no episode: collect some.")
         found += episodes
