@@ -108,28 +108,24 @@ def test_actions_are_read_back_as_written(actions):
 
 def test_hidden_state_is_what_the_places_hold(games_root):
     game = list_games(games_root, "train")[0]
-    hidden = trajectories.hidden_state(game)
     env = AlfworldEnv()
     first = env.reset(game)
-    context = trajectories.initial_context("alfworld", game, first)
-    assert context.startswith(trajectories.HIDDEN) and hidden in context
-    assert first.observation.strip() in context and "Available actions: go to" in context
+    hidden, seen = trajectories.initial_context("alfworld", game, first).split(trajectories.SEEN)
+    assert first.observation.strip() in seen and "Available actions: go to" in seen
+    lines = hidden.splitlines()
     places = [c.removeprefix("go to ") for c in first.admissible if c.startswith("go to ")]
     closed = 0
     for place in places:
-        seen = env.step(f"go to {place}").observation
-        if f"The {place} is closed" in seen:
+        shown = env.step(f"go to {place}").observation
+        state = ""
+        if f"The {place} is closed" in shown:
             closed += 1
-            seen = env.step(f"open {place}").observation
-        things = seen.partition("you see ")[2].rstrip(".").replace(", and ", ", ")
-        state = " (closed)" if "You open" in seen else ""
-        if state or things != "nothing":
-            assert f"The {place}{state}: {things}." in hidden.splitlines()
-        else:
-            assert f"The {place}" not in hidden
+            state = " (closed)"
+            shown = env.step(f"open {place}").observation
+        things = shown.partition("you see ")[2].rstrip(".").replace(", and ", ", ")
+        assert (f"The {place}{state}: {things}." in lines) == bool(state or things != "nothing")
     assert closed >= 2
-    lamp = next(line for line in hidden.splitlines() if "lamp" in line and " is " in line)
-    assert lamp.endswith("is off.")
+    assert any("lamp" in line and line.endswith("is off.") for line in lines)
 
 
 def test_recorded_decisions_are_what_the_agent_knew(games_root):
@@ -187,14 +183,6 @@ def learn(model, *contents):
     optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
     fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
         seed_key=(0,))
-
-
-def test_word_tokenizer_gives_back_the_text():
-    texts = ["'B0 X' [SEP]  '$4.50'\n\nclick[< prev] | Go; <b>", "A\tb", "search[<your query>]"]
-    tokenizer = word_tokenizer(texts)
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 @pytest.mark.parametrize("template", [None, REWRITES, TRIMS])
@@ -369,14 +357,11 @@ def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, mo
     assert len({tuple(t.responses) for t in real}) > 1
 
 
-def test_a_world_model_that_says_success_at_once(games):
-    found = consistency(games, success)
-    assert found["wm"] == 1.0 and found["w2r"] == 0.0
-    assert found["cr"] == found["pairwise_cr"] == 0.0
+def test_broken_world_models(games):
+    found = consistency(games, success)  # at once
+    assert found["wm"] == 1.0 and found["w2r"] == found["cr"] == found["pairwise_cr"] == 0.0
     assert all(episode["wm_steps"] == 1 for episode in found["episodes"])
 
-
-def test_errors_count_as_failures(games):
     def silent(chats):
         return [None] * len(chats)  # every chat is too long
 

@@ -61,19 +61,16 @@ def result_of(pool: Pool, step: PlayedStep, command: str) -> str:
     pool.reset(0, step.task)
     state = answer(pool, step.task)
     for turn in step.context.history:
-        state = ask(pool, step.task, turn.command)
+        pool.step(0, turn.command)
+        state = answer(pool, step.task)
     known = step.context
     if (state.task, state.observation) != (known.task, known.observation):
         raise UserError(
             f"{step.task} does not repeat the teacher's episode, which plays the generated data "
             "only: omit --data."
         )
-    return ask(pool, step.task, command).observation.strip()
-
-
-def ask(pool: Pool, task: str, command: str) -> Step:
     pool.step(0, command)
-    return answer(pool, task)
+    return answer(pool, step.task).observation.strip()
 
 
 def answer(pool: Pool, task: str) -> Step:

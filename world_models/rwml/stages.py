@@ -28,7 +28,7 @@ from tokenizers import AddedToken
 
 from paw_min.base.console import say
 from paw_min.base.errors import UserError, command_line
-from paw_min.base.files import reading, replacing
+from paw_min.base.files import replacing
 from paw_min.base.seeds import generator
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import presets_of
@@ -77,20 +77,18 @@ def main(argv: list[str] | None = None) -> None:
     path = job.folder / "collected.json"
     writes = ("triplets.jsonl", "held_out.jsonl", "start")
     record = run_stage(path, job.shared(), writes, lambda: make_triplets(job))
-    with reading(path):
-        say(found_in(record["counts"], record["triplets"]))
-        say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
+    say(found_in(record["counts"], record["triplets"]))
+    say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
 
     validation, others = split(job, read_triplets(job.folder / "triplets.jsonl"))
     held_out = read_triplets(job.folder / "held_out.jsonl")
     path = job.folder / "filter.json"
     found = run_stage(path, job.shared(), (), lambda: asdict(make_filter(job, validation, others)))
     lock.release()
-    with reading(path):
-        tau = rwml.training_threshold(found["threshold"])
-        kept = [others[i] for i in found["kept"]]
-        say(f"filter: {100 * found['easy']:.1f} % easy at tau_d {found['threshold']:.3f}, "
-            f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")
+    tau = rwml.training_threshold(found["threshold"])
+    kept = [others[i] for i in found["kept"]]
+    say(f"filter: {100 * found['easy']:.1f} % easy at tau_d {found['threshold']:.3f}, "
+        f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")
     train(job, kept, held_out, tau)
 
 
@@ -303,10 +301,9 @@ def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> di
 def show_change(s: Session) -> None:
     """Print what was measured before and after training."""
     first, *_, last = s.run.metrics()
-    with reading(s.run.folder / "metrics.jsonl"):  # a metric may be missing
-        for name in first:
-            if name != "update":
-                say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
+    for name in first:
+        if name != "update":
+            say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
 
 
 def policy_rl(job: RwmlJob, checkpoint: Path) -> list[str]:
