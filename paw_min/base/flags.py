@@ -40,15 +40,21 @@ def add_flags(parser: Parser, cls: type, defaults=None, skip=()) -> None:
             if name in skip:
                 continue
             kind = cls.__annotations__[name]
+            is_tuple = get_origin(kind) is tuple  # such as tuple[int, ...]: one value or more
+            if is_tuple:
+                kind = get_args(kind)[0]
             if kind is bool:
                 how = dict(action=argparse.BooleanOptionalAction)
             elif get_origin(kind) is Literal:
                 how = dict(choices=get_args(kind))
             else:
                 how = dict(type=kind, metavar=kind.__name__.upper())
+            if is_tuple:
+                how["nargs"] = "+"
             default = getattr(defaults or cls, name)
-            if default != "":
-                text += f" (default {default})"
+            shown = " ".join(map(str, default)) if is_tuple else default
+            if shown != "":
+                text += f" (default {shown})"
             given = default if defaults else argparse.SUPPRESS
             group.add_argument(flag(name), default=given, help=text.replace("%", "%%"), **how)
 

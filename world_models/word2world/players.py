@@ -23,7 +23,6 @@ from world_models.teachers.demonstrate import Action, Player, play
 from world_models.teachers.webshop import Shopper
 from world_models.word2world.trajectories import Recorder, Trajectory
 
-AGENTS = ("model", "teacher", "random")
 # (pool, tasks, name of the progress bar) -> one episode per task
 Play = Callable[[Pool, list[str], str], list[Trajectory]]
 

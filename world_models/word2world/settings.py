@@ -1,6 +1,5 @@
 """What the command line of Word2World asks for: settings, and flags that do not fit."""
 
-import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,6 @@ from paw_min.base.files import expanded
 from paw_min.base.flags import add_flags, check_bounds, flag, sections
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import presets_of
-from world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop")
 MAX_WIDTH = 4096  # widest model from scratch; far more than fits the data
@@ -35,20 +33,19 @@ OF_ONE = {
 class Word2WorldSettings:
     """Word2World's settings beyond those of the benchmark; Table 7 and section 7.1."""
 
-    agents: tuple[str, ...] = ("model",)
-    examples: tuple[Path, ...] = ()
-    budgets: tuple[int, ...] = (0, 2, 4, 10)
-    trajectories: tuple[Path, ...] = ()
-
     # ---- Word2World: who plays, what, and where ----
+    agents: tuple[Literal["model", "teacher", "random"], ...] = ("model",)  # who plays
     slips: float = 0.0  # share of the teacher's steps that are random
     split: Literal["train", "held_out"] = "train"  # collect: tasks
     episodes: int = 0  # collect: number of episodes; 0: one per task
     world_model: str = ""  # folder of a trained one, or with --shots any model
     shots: Literal["", "0", "3"] = ""  # ask --world-model untrained, with so many examples
+    examples: tuple[Path, ...] = ()  # files of collect --split train, for --shots 3
+    budgets: tuple[int, ...] = (0, 2, 4, 10)  # verify: most checks per episode
     answer_tokens: int = 0  # longest answer; 0: the paper's 512, for fidelity 2000
 
     # ---- Word2World: what is trained, and how ----
+    trajectories: tuple[Path, ...] = ()  # files of collect
     start: str = ""  # what train starts from, as --model; default: from scratch
     limit: int = 0  # train: number of trajectories; 0: all
     width: int = 128  # of a model from scratch, a multiple of 32
@@ -65,12 +62,6 @@ BOUNDS = {
     "[1, inf)": ("context", "epochs", "batch"),
     "[0, 1]": ("slips",),
     "(0, 1]": ("lr",),
-}
-LISTS = {  # flags with any number of values
-    "agents": dict(choices=AGENTS, help="who plays (default model)"),
-    "examples": dict(type=Path, help="files of collect --split train, for --shots 3"),
-    "budgets": dict(type=int, help="verify: most checks per episode (default 0 2 4 10)"),
-    "trajectories": dict(type=Path, help="files of collect"),
 }
 
 
@@ -91,13 +82,10 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("env", help=f"{', '.join(ENVS)}, or a module with an environment")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    lists = parser.add_argument_group("Word2World: lists")
-    for name, how in LISTS.items():
-        lists.add_argument(flag(name), nargs="+", default=argparse.SUPPRESS, **how)
     add_flags(parser, Word2WorldSettings)
     args, flags = parser.parse_known_args(argv)
     given = {name: value for name, value in vars(args).items() if name in FLAGS}
-    given |= {name: tuple(value) for name, value in vars(args).items() if name in LISTS}
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     for name in given:
         if OF_ONE.get(name, args.command) != args.command:
             raise UserError(f"{flag(name)} is for {OF_ONE[name]}, not for {args.command}: omit it.")
