@@ -68,7 +68,7 @@ def fit_step(
 
     step: its number from 1, for the error if the loss or its gradient is not finite.
     """
-    optimizer.zero_grad()
+    policy.zero_grad()
     # A mean over the targets of the mini-batch, so that the gradient does not depend on how rows
     # are cut into micro-batches.
     n_targets = sum(n_target_tokens(rows[i]) for i in mini)

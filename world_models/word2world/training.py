@@ -123,10 +123,6 @@ class Together:
     def param_groups(self) -> list[dict]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
