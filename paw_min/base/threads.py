@@ -12,7 +12,7 @@ def in_daemon(function: Callable, *arguments) -> Future:
     def work():
         try:
             future.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001 - raised by future.result
+        except Exception as error:  # future.result raises it
             future.set_exception(error)
 
     Thread(target=work, daemon=True).start()
