@@ -118,10 +118,10 @@ def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
     """The columns of the page; UserError if their tokenizers differ."""
     columns = [
         Weights("before", "start model", start_model(run.cfg)),
-        Weights("after", f"{run.done} updates", str(run.checkpoint)),
+        Weights("after", updates(run.done), str(run.checkpoint)),
     ]
     if against:
-        detail = f"{against.folder.resolve().name}, {against.done} updates"
+        detail = f"{against.folder.resolve().name}, {updates(against.done)}"
         columns.append(Weights("against", detail, str(against.checkpoint)))
     vocabulary = load_tokenizer(str(run.checkpoint)).get_vocab()
     for column in columns:
@@ -131,6 +131,10 @@ def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
                 "the stored tokens: compare runs of one model."
             )
     return columns
+
+
+def updates(n: int) -> str:
+    return f"{n} update{'s' * (n != 1)}"
 
 
 @torch.no_grad()
