@@ -2,7 +2,10 @@
 
 import resource
 import sys
+import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,6 +17,14 @@ from paw_min.rows import Episode, Rows
 
 def mean(values: list) -> float:
     return float(sum(values) / len(values)) if values else 0.0
+
+
+@contextmanager
+def timed(metrics: dict[str, float], name: str) -> Iterator[None]:
+    """Store the seconds of this block."""
+    began = time.perf_counter()
+    yield
+    metrics[name] = time.perf_counter() - began
 
 
 def peak_memory(device: torch.device, asleep: int) -> float:

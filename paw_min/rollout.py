@@ -44,58 +44,30 @@ class Rollout:
 
 
 def rollout(
-    cfg: Config, policy: Policy, sampler: Sampler, pool: Pool,
-    tasks: Sequence[str], groups: Sequence[int], *,
-    temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
-    benchmark: Benchmark | None = None,
+    cfg: Config, policy: Policy, sampler: Sampler, pool: Pool, tasks: Sequence[str],
+    seed_key: tuple[int, ...], group_size: int = 1, benchmark: Benchmark | None = None,
+    label: str = "rollout",
 ) -> Rollout:
-    """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
+    """Play each task `group_size` times, within `sampler.sync(policy)`, at cfg.temperature.
 
-    tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
-    plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
-    and turn it seeds a request (seeds.py). benchmark: whose prompts and parser are used; default:
-    BENCHMARKS[cfg.env]. paw_min/README.md explains the metrics.
+    The episodes of a task are a group; each rank plays whole groups. pool: plays pool.n_envs
+    episodes at a time. seed_key: names this rollout; together with trajectory and turn it seeds a
+    request (seeds.py). benchmark: whose prompts and parser are used; default: BENCHMARKS[cfg.env].
+    label: of the progress bar. paw_min/README.md explains the metrics.
     """
-    start = time.perf_counter()
-    # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
-    # depend on the number of ranks.
-    episodes = []
-    for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True)):
-        episodes.append(Episode(str(task), group, trajectory))
-
-    # Whole groups per rank: the members of a group share a task, so the environment's caches and
-    # the sampler's prefix cache serve all of them.
-    names = list(dict.fromkeys(groups))
-    first = distributed.rank() * len(names) // distributed.n_ranks()
-    end = (distributed.rank() + 1) * len(names) // distributed.n_ranks()
-    my_groups = set(names[first:end])
-    mine = [episode for episode in episodes if episode.group in my_groups]
-
-    benchmark = benchmark or BENCHMARKS[cfg.env]
+    began = time.perf_counter()
+    mine = _episodes_of_this_rank(tasks, group_size)
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar, benchmark)
+        player = _Player(cfg, policy, pool, mine, seed_key, bar, benchmark or BENCHMARKS[cfg.env])
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
-            # A generator. Each `next` runs one unit of work: one batch (transformers), or one
-            # decoding step of all running sequences (vLLM). Requests that are queued in between
-            # join the next unit. It ends when the queue is empty.
-            generated = sampler.generate(player.queue, temperature, cfg.max_response_tokens)
-            while True:
-                began = time.perf_counter()
-                finished = next(generated, None)
-                player.metrics["seconds_generate"] += time.perf_counter() - began
-                if finished is None:
-                    break
-                for response in finished:
-                    player.on_response(response)
-                # Environments that have answered meanwhile join the next unit of work.
-                player.take_answers(wait=False)
+            player.generate(sampler)
 
     # Fractions of the wall time. While the sampler is idle, we wait for environments, or do our own
     # work: tokenizing, parsing, rows.
     metrics = player.metrics
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - began
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
     metrics["env_wait"] = metrics["seconds_env"] / seconds
     # From here on, every rank has the episodes of all ranks.
@@ -104,6 +76,21 @@ def rollout(
     n_responses = sum(len(episode.transitions) for episode in episodes)
     metrics["responses_cut"] /= max(1, n_responses)  # a fraction from here on
     return Rollout(episodes, metrics)
+
+
+def _episodes_of_this_rank(tasks: Sequence[str], group_size: int) -> list[Episode]:
+    """Whole groups, not yet played."""
+    # The members of a group share a task, so the environment's caches and the sampler's prefix
+    # cache serve all of them.
+    first = distributed.rank() * len(tasks) // distributed.n_ranks()
+    end = (distributed.rank() + 1) * len(tasks) // distributed.n_ranks()
+    # Episodes are numbered over all ranks, so that the seeds of their requests do not depend on the
+    # number of ranks.
+    return [
+        Episode(str(tasks[group]), group, trajectory=group * group_size + member)
+        for group in range(first, end)
+        for member in range(group_size)
+    ]
 
 
 COUNTS = ("tokens_generated", "prompts_cut", "responses_cut", "obs_tokens_cut")
@@ -208,6 +195,24 @@ class _Player:
             self.on_answer(answer.slot, answer.step)
             # Others may be ready as well: take them all, so that they generate in one batch.
             timeout = 0
+
+    def generate(self, sampler: Sampler) -> None:
+        """Answer all requests, those that come in meanwhile, too."""
+        # A generator. Each `next` runs one unit of work: one batch (transformers), or one decoding
+        # step of all running sequences (vLLM). Requests that are queued in between join the next
+        # unit. It ends when the queue is empty.
+        cfg = self.cfg
+        generated = sampler.generate(self.queue, cfg.temperature, cfg.max_response_tokens)
+        while True:
+            began = time.perf_counter()
+            finished = next(generated, None)
+            self.metrics["seconds_generate"] += time.perf_counter() - began
+            if finished is None:
+                return
+            for response in finished:
+                self.on_response(response)
+            # Environments that have answered meanwhile join the next unit of work.
+            self.take_answers(wait=False)
 
     def on_response(self, response: Response) -> None:
         """Send the command of a finished response to its environment."""

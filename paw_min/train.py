@@ -19,7 +19,6 @@ optimizer state alone. On a CPU, with the environments in this process, it then 
 an uninterrupted run.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,11 +26,11 @@ from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.metrics import describe_episodes, describe_selection, peak_memory
+from paw_min.metrics import describe_episodes, describe_selection, peak_memory, timed
 from paw_min.model.scoring import check_sync
 from paw_min.ppo import with_critic
 from paw_min.rollout import Rollout, rollout
-from paw_min.rows import Rows, flatten
+from paw_min.rows import Episode, Rows, flatten
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics
@@ -55,9 +54,7 @@ def paw(
     observation tokens.
     """
     key = (cfg.seed, k)
-    return update.optimize(
-        cfg, s.policy, s.optimizer, rows, key, world_model_loss, obs_entropy
-    )
+    return update.optimize(cfg, s.policy, s.optimizer, rows, key, world_model_loss, obs_entropy)
 
 
 def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
@@ -98,9 +95,7 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
                 draw([s.run.folder])
         if distributed.rank() == 0:
             draw([s.run.folder])
-            lines = read_metrics(s.run.folder)
-            has_baseline = cfg.paw and cfg.method == Config.method
-            console.report(s.run.folder, lines, has_baseline, generated=not cfg.data)
+            console.report(s.run.folder, read_metrics(s.run.folder))
 
 
 def print_start(cfg: Config, s: Session) -> None:
@@ -120,45 +115,34 @@ def print_start(cfg: Config, s: Session) -> None:
 
 def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, float]:
     """Update k, from 1: collect groups of episodes, train on them -> metrics."""
-    # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
-    began = time.perf_counter()
-    played = collect(cfg, s, k)
-    warn(k, played)
-    # An episode whose environment broke is neither trained on nor counted in its group.
-    episodes = [e for e in played.episodes if not e.failed]
-    if not episodes:
-        raise UserError("every episode of the rollout failed; the reasons are printed above.")
-    rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
-    seconds_rollout = time.perf_counter() - began
+    seconds = {}
+    with timed(seconds, "seconds_rollout"):
+        # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
+        played = collect(cfg, s, k)
+        episodes = unbroken(played)
+        rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
 
     # Check before training that the sampler used the current weights.
     gap = check_sync(cfg, s.policy, rows, f"update {k}")
 
-    # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,
-    # before the first optimizer step moves the policy away from pi_old.
-    began = time.perf_counter()
-    rows = prepare(cfg, s.policy, s.reference, rows, k)
-    seconds_old_pass = time.perf_counter() - began
+    with timed(seconds, "seconds_old_pass"):
+        # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without
+        # gradient, before the first optimizer step moves the policy away from pi_old.
+        rows = prepare(cfg, s.policy, s.reference, rows, k)
 
-    # Lines 5, 7, 8 and 11: the gradient steps.
-    began = time.perf_counter()
     # lambda_g and the selection are PaW's: a baseline has no such metrics.
-    trained = describe_selection(rows) if cfg.paw else {}
-    try:
-        trained |= method(cfg, s, rows, k)
-    except NonFinite as error:
-        raise UserError(f"update {k}: {error}: {s.run.nan_remedy()}.") from error
-    seconds_update = time.perf_counter() - began
+    metrics = describe_selection(rows) if cfg.paw else {}
+    with timed(seconds, "seconds_update"):
+        try:
+            metrics |= method(cfg, s, rows, k)  # lines 5, 7, 8 and 11: the gradient steps
+        except NonFinite as error:
+            raise UserError(f"update {k}: {error}: {s.run.nan_remedy()}.") from error
 
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.
-    return describe_episodes(played.episodes) | trained | played.metrics | {
-        "sampler_gap": gap,
-        # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
-        "memory_gb": peak_memory(s.policy.device, s.sampler.asleep),
-        "seconds_rollout": seconds_rollout,
-        "seconds_old_pass": seconds_old_pass,
-        "seconds_update": seconds_update,
-    }
+    metrics["sampler_gap"] = gap
+    # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
+    metrics["memory_gb"] = peak_memory(s.policy.device, s.sampler.asleep)
+    return describe_episodes(played.episodes) | metrics | played.metrics | seconds
 
 
 def collect(cfg: Config, s: Session, k: int) -> Rollout:
@@ -166,26 +150,24 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     # The episodes of a group play the same task. Only their seeds differ, so that their returns can
     # be compared.
     tasks = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
-    task_of_episode = [task for task in tasks for _ in range(cfg.group_size)]
-    group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.group_size)]
     # `sync` loads the current weights into the sampler. At the end of the block, it frees the
     # sampler's memory.
     with s.sampler.sync(s.policy):
         return rollout(
-            cfg, s.policy, s.sampler, s.pool, task_of_episode, group_of_episode,
-            temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
+            cfg, s.policy, s.sampler, s.pool, tasks, (cfg.seed, k), cfg.group_size,
+            label=f"rollout {k}",
         )
 
 
-def warn(k: int, played: Rollout) -> None:
-    """Say what the data of rollout k lack."""
-    # A broken environment costs its episode, not the run; say so, since it changes the data.
+def unbroken(played: Rollout) -> list[Episode]:
+    """The episodes to train on. One whose environment broke costs itself, not the run."""
     for episode in played.episodes:
         if episode.failed:
             console.say(f"episode discarded: {episode.failed}")
-    if played.metrics["obs_tokens_cut"] and k == 1:
-        console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
-                    "see obs_tokens_cut")
+    episodes = [e for e in played.episodes if not e.failed]
+    if not episodes:
+        raise UserError("every episode of the rollout failed; the reasons are printed above.")
+    return episodes
 
 
 def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:

@@ -81,12 +81,9 @@ def play(
 ):
     policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
-    cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
+    cfg = Config(**{"prompt": "compact", "max_turns": 5, "temperature": 0.9} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
-        played = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2),
-            benchmark=benchmark,
-        )
+        played = rollout(cfg, policy, sampler, pool, tasks, (1, 2), benchmark=benchmark)
     return policy, sampler, played.episodes, played.metrics
 
 
@@ -222,17 +219,13 @@ def test_seeds_name_update_episode_and_turn():
 def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
     policy = make_policy()
     cfg = Config(prompt="compact", max_turns=5)
-    groups = [0, 0, 1, 1, 2, 2]
-
     def play(rank, n_ranks):
         monkeypatch.setattr(distributed, "rank", lambda: rank)
         monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
         monkeypatch.setattr(distributed, "all_gather", lambda items: items)
         sampler = Script(policy)
         with EnvPool(Countdown, 2) as pool:
-            episodes = rollout(
-                cfg, policy, sampler, pool, ["1"] * 6, groups, temperature=1.0, seed_key=(0,)
-            ).episodes
+            episodes = rollout(cfg, policy, sampler, pool, ["1"] * 3, (0,), 2).episodes
             return episodes, seeds(sampler)
 
     (alone, drawn) = play(0, 1)
@@ -301,9 +294,7 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     pool = LateSlot(4)
     cfg = Config(prompt="compact", max_turns=9)
     tasks = ["2", "4", "3", "4", "3"]
-    episodes = rollout(
-        cfg, policy, sampler, pool, tasks, range(5), temperature=1.0, seed_key=(0,)
-    ).episodes
+    episodes = rollout(cfg, policy, sampler, pool, tasks, (0,)).episodes
     assert [len(e.transitions) for e in episodes] == [2, 4, 3, 4, 3]
     order = [request.slot for batch in sampler.batches for request in batch]
     first = order.index(0)

@@ -58,7 +58,7 @@ def test_rows_of_a_purchase(shop):
         commands = [*chosen, "click[buy now]"]
         script = Script(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
         with tasks.make_pool(1) as pool:
-            played = rollout(cfg, policy, script, pool, [task], [0], temperature=1.0, seed_key=(0,))
+            played = rollout(cfg, policy, script, pool, [task], (0,))
         (episode,) = played.episodes
         steps = episode.transitions
         assert [t.reward for t in steps] == [0.0] * len(chosen) + [10.0 * won]

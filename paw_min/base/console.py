@@ -1,7 +1,5 @@
 """What a run prints: progress bars, the table of updates, the final report. Rank 0 only."""
 
-import shlex
-
 from tqdm import tqdm
 
 from paw_min.base import distributed
@@ -41,31 +39,26 @@ def table_line(metrics: dict[str, float]) -> str:
 
 
 def cut_line(metrics: dict[str, float]) -> str:
-    """How many responses were cut by the limit of tokens; "" if none was."""
+    """What was cut by a limit of tokens; "" if nothing was."""
     parts = []
     for name, of in (("responses_cut", "responses"), ("eval_responses_cut", "held-out responses")):
         if metrics.get(name):
-            parts.append(f"{metrics[name]:.1%} of the {of}")
-    return f"         cut at --max-response-tokens: {', '.join(parts)}" if parts else ""
+            parts.append(f"{metrics[name]:.1%} of the {of} at --max-response-tokens")
+    if metrics.get("obs_tokens_cut"):
+        parts.append(f"{metrics['obs_tokens_cut']} tokens of observations at --max-obs-tokens")
+    return f"         cut: {', '.join(parts)}" if parts else ""
 
 
-def report(folder, lines: list[dict[str, float]], has_baseline: bool, generated: bool) -> None:
-    """Held-out success and score, before and after.
-    generated: whether the data are the small generated ones of a benchmark.
-    """
+def report(folder, lines: list[dict[str, float]]) -> None:
+    """Where the run is, and its held-out success and score, before and after."""
     evaluated = [line for line in lines if "eval_success" in line]
     # A run that was not evaluated before training has nothing to compare with.
     if evaluated and not evaluated[0]["update"]:
         first = evaluated[0]
         last = evaluated[-1]
-        end = f"after {last['update']} update{'s' * (last['update'] != 1)} ({folder})"
+        end = f"after {last['update']} update{'s' * (last['update'] != 1)}"
         for name, form in (("success", ".3f"), ("score", ".1f")):
             key = f"eval_{name}"
             if key in first:
                 say(f"held-out {name}: {first[key]:{form}} before, {last[key]:{form}} {end}")
-    if has_baseline:
-        plot = shlex.join(["python", "-m", "paw_min.running.plot", str(folder)])
-        say("to compare with the baseline, run the same command with --no-paw, then\n"
-            f"{plot} BASELINE --out compared")
-        if generated:
-            say("On generated data, PaW is not expected to be above it (research/README.md).")
+    say(f"the run: {folder}")

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from statistics import stdev
 
 from paw_min.base.errors import UserError
@@ -22,16 +23,12 @@ def evaluate(
 
     trial_seed: another one draws other responses to the same tasks. benchmark: as of rollout.
     """
-    task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
-    group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
+    # -1 in place of the run's seed and update: every evaluation of every run draws alike.
+    key = (-1, trial_seed) if trial_seed else (-1,)
+    colder = replace(cfg, temperature=cfg.eval_temperature)
     with sampler.sync(policy):
         played = rollout(
-            cfg, policy, sampler, pool, task_of_episode, group_of_episode,
-            temperature=cfg.eval_temperature,
-            # -1 in place of the run's seed and update: every evaluation of every run draws alike.
-            seed_key=(-1, trial_seed) if trial_seed else (-1,),
-            label="evaluate",
-            benchmark=benchmark,
+            colder, policy, sampler, pool, tasks, key, cfg.eval_repeats, benchmark, "evaluate"
         )
     episodes = played.episodes
     if all(e.failed for e in episodes):

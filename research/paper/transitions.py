@@ -127,13 +127,9 @@ def collect(
     """
     tasks = find_tasks(cfg)
     drawn = draw_groups(tasks.train, cfg.groups, cfg.seed, 0)
-    groups = [number // cfg.group_size for number in range(episodes)]
-    played = [drawn[group] for group in groups]
+    played = [drawn[number // cfg.group_size] for number in range(episodes)]
     with closing(tasks.make_pool(episodes)) as pool, sampler.sync(policy):
-        return rollout(
-            cfg, policy, sampler, pool, played, groups,
-            temperature=cfg.temperature, seed_key=(cfg.seed, update),
-        )
+        return rollout(cfg, policy, sampler, pool, played, (cfg.seed, update))
 
 
 def text_rows(episodes: list[Episode]) -> list[TextRow]:

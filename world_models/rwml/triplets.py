@@ -166,10 +166,8 @@ def collect(
         closing(tasks.make_pool(slots)) as pool,
     ):
         with sampler.sync(policy):
-            rolled = rollout(
-                replace(cfg, max_turns=max_turns), policy, sampler, pool, played,
-                range(len(played)), temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
-            ).episodes
+            settings = replace(cfg, max_turns=max_turns, temperature=1.0)
+            rolled = rollout(settings, policy, sampler, pool, played, (cfg.seed, 0)).episodes
         panel = evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
         found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
         triplets = fitting(cfg, policy, found.triplets, answer_tokens, encoder)

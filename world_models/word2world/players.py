@@ -47,9 +47,8 @@ def play_model(
     # Prompts are cut in every benchmark: a dream may have pages that are longer than any real one.
     with sampler.sync(policy):
         episodes = rollout(
-            cfg, policy, sampler, recorder, tasks, range(len(tasks)),
-            temperature=cfg.temperature, seed_key=(cfg.seed, 0), label=label,
-            benchmark=replace(BENCHMARKS[cfg.env], cut_prompts=True),
+            cfg, policy, sampler, recorder, tasks, (cfg.seed, 0),
+            benchmark=replace(BENCHMARKS[cfg.env], cut_prompts=True), label=label,
         ).episodes
     for trajectory, episode in zip(recorder.trajectories, episodes, strict=True):
         trajectory.responses = [step.response for step in episode.transitions]
