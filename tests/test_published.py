@@ -15,7 +15,9 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-from paw_min.model.policy import load_policy
+from paw_min.base.errors import UserError
+from paw_min.model.chat import ChatTokenizer
+from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.model.published import rules
 from paw_min.running import export, plan
 from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
@@ -193,3 +195,44 @@ def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, 
             for weight in policy.model.parameters():
                 weight.copy_(weight.bfloat16())
         assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
+
+
+def test_a_model_needs_as_many_positions_as_its_longest_row_and_no_more(tmp_path):
+    folder = write_published(PUBLISHED[0], tmp_path)
+    load_tokenizer(folder, positions=512)
+    with pytest.raises(UserError, match=f"^{folder} has 512 positions: .* together 513"):
+        load_tokenizer(folder, positions=513)
+
+
+def test_an_end_token_that_only_the_class_names(tmp_path):
+    """Llama's class has </s>, and would lose the spaces of this byte-level vocabulary."""
+    kind = Kind("base", "llama", "LlamaTokenizer", "digits", SENTENCEPIECE, "</s>", CHATML)
+    folder = write_published(kind, tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    named = json.loads(path.read_text())
+    del named["eos_token"]
+    path.write_text(json.dumps(named))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.eos_token == "</s>"
+    assert tokenizer.decode(tokenizer("go on").input_ids) == "go on"
+
+
+@pytest.mark.parametrize("family", ["mistral", "ministral", "ministral3"])
+def test_mistrals_published_with_the_word_pattern_of_another_family(family, tmp_path):
+    """Their own ends words where the case changes, and at each digit."""
+    kind = Kind(family, family, "PreTrainedTokenizerFast", "llama3", [*SENTENCEPIECE, "[INST]"],
+                "</s>", INST)
+    folder = write_published(kind, tmp_path)
+    with pytest.raises(UserError, match="has a wrong tokenizer.json, as many Mistral models"):
+        load_tokenizer(folder)
+    own = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    own.pre_tokenizer = Sequence([split(r"\p{Lu}+|\p{Ll}+|\p{N}|[^\p{L}\p{N}]+"), BYTES])
+    own.save(f"{folder}/tokenizer.json")
+    load_tokenizer(folder)
+
+
+def test_a_control_token_of_one_letter_is_text():
+    tokenizer = make_policy().tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": ["o", "<|turn|>"]})
+    chat = ChatTokenizer(tokenizer)
+    assert chat.without_control_tokens("go to <|turn|>") == "go to < |turn|>"
