@@ -19,10 +19,13 @@ USUAL = SIZE | dict(
     num_experts_per_tok=2, moe_intermediate_size=32,
 )
 # Dense transformers whose code differs: embeddings that are scaled, parallel branches, norms behind
-# layers, learned positions, fused matrices, layers without rotary positions.
+# layers, learned positions, fused matrices, layers without rotary positions, linear attention.
 KINDS = {
-    "gemma3_text": {}, "gpt_neox": {}, "olmo2": {},
+    "gemma3_text": {}, "gpt_neox": {}, "mistral": {}, "olmo2": {},
     "opt": dict(ffn_dim=64, word_embed_proj_dim=32), "phi3": {}, "smollm3": {},
+    "qwen3_5_text": dict(
+        layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4,
+        linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8),
 }
 
 

@@ -5,22 +5,24 @@ RUNNING.md has the result as a table.
 
 import math
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from paw_min import train
 from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.model.policy import load_policy, load_tokenizer
+from paw_min.model.published import load_config
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.shard import layers_of
-from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.model.vllm_sampler import VLLMSampler, check_model
 from paw_min.rows import TokenRow
 from paw_min.running import memory, plan, session
-from tests.helpers import BASE, EPISODES, TOKEN_ROWS, one_sentence, update
-from tests.model_kinds import KINDS, write
+from tests.helpers import BASE, EPISODES, TOKEN_ROWS, change, one_sentence, update
+from tests.model_kinds import KINDS, TOKENIZER, write
 
 CHANGED = "changes its logits"
 LENGTH = "gives a row other logits beside a longer one"
@@ -37,10 +39,6 @@ REFUSED = {  # as published, which for these is not the default of transformers
     "gemma3_text": (dict(use_bidirectional_attention=True), "reads later tokens"),
     "qwen3_moe": ({}, f"model.layers.0.mlp.experts.gate_up_proj {LAYER} Qwen3MoeExperts"),
     "mamba": (dict(state_size=8), LAYER), "gpt2": ({}, f"attn.c_attn.weight {LAYER} Conv1D"),
-    "qwen3_5_text": (dict(
-        layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4,
-        linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-    ), LAYER),
 }
 
 
@@ -88,7 +86,28 @@ def test_a_plan_and_a_start_refuse_a_family_by_its_config(family, tmp_path, conf
     assert str(started.value) in str(planned.value)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+@torch.no_grad()
+def test_the_text_part_of_qwen3_5_is_a_model(tmp_path):
+    """It is published with a part for pictures, and saved without."""
+    write("qwen3_5_text", tmp_path / "text", **KINDS["qwen3_5_text"])
+    text = load_config(str(tmp_path / "text")).to_dict()
+    eyes = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=32)
+    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=eyes)
+    both = AutoModelForImageTextToText.from_config(config)
+    both.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path))
+    ids = torch.tensor([TOKEN_ROWS[0].prompt_ids])
+    expected = both.eval()(ids).logits
+    policy.save(tmp_path / "saved")
+    again = load_policy(str(tmp_path / "saved")).model
+    assert policy.model(ids).logits.equal(expected) and again(ids).logits.equal(expected)
+    change(tmp_path / "config.json", quantization_config={"quant_method": "fp8"})
+    with one_sentence("quantized weights"):
+        load_policy(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["mistral3", "gemma3"])
 def test_a_model_that_also_sees_is_refused_by_its_config(family, tmp_path):
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with one_sentence("does not only read text .*: use a model for text") as loaded:
@@ -97,6 +116,14 @@ def test_a_model_that_also_sees_is_refused_by_its_config(family, tmp_path):
     with one_sentence("does not only read text") as sized:
         memory.of_folder(Config(), str(tmp_path), "bf16")
     assert str(sized.value) == str(loaded.value)
+
+
+def test_vllm_does_not_run_the_part_for_pictures(monkeypatch):
+    """That of Qwen3.5 as published, which is not in vLLM's CPU build."""
+    config = SimpleNamespace(is_multimodal_model=True)
+    monkeypatch.setattr("vllm.EngineArgs.create_model_config", lambda _: config)
+    with one_sentence("vLLM would run Qwen/Qwen3.5-4B with its part for pictures"):
+        check_model("Qwen/Qwen3.5-4B")
 
 
 @pytest.mark.slow

@@ -7,9 +7,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from huggingface_hub import constants, hf_api
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paw_min.base.errors import UserError
 from paw_min.base.hub import ask, look_on_hub
@@ -20,6 +23,114 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.running import memory
 from tests.helpers import change, make_policy, one_sentence
 from tests.retrieval import make_encoder
+
+# ---- damaged folders ----
+
+
+def edit(name: str, **values):
+    """Change these values in a JSON file of the folder; None removes one."""
+
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / name).read_text()) | values
+        kept = {key: value for key, value in content.items() if value is not None}
+        (folder / name).write_text(json.dumps(kept))
+
+    return damage
+
+
+def without(*names: str):
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def template(text: str):
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+
+
+def weights(**values):
+    """Change these weights; None removes one."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        content = load_file(path) | values
+        kept = {name: value for name, value in content.items() if value is not None}
+        save_file(kept, path, metadata={"format": "pt"})
+
+    return damage
+
+
+def more_tokens(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["new1", "new2"])
+    tokenizer.save_pretrained(folder)
+
+
+def cut_weights(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 50_000)
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+CONSTANT = "{{ 'hello, what is in it' }}"
+BY_FILES = [  # what a plan knows, too
+    (without("config.json"), "no config.json: give .* or checkpoint-... of a run"),
+    (without("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+     "has no tokenizer.json: copy"),
+    (without("tokenizer.json"), "has no tokenizer.json: copy"),
+    (more_tokens, "27 tokens for 25 embeddings"),
+    (edit("generation_config.json", eos_token_id=[2, 128009]), "end tokens .*128009.*0 to 24"),
+    (edit("config.json", max_position_embeddings=63), "has 63 positions: lower .*, together 64"),
+    (edit("config.json", quantization_config={"quant_method": "mxfp4"}), "quantized weights"),
+    (without("chat_template.jinja"), "has no chat template"),
+    (template("{% for"), "cannot be loaded .*unexpected"),
+    (template("{{ messages[0].x.y }}"), "cannot be loaded .*no attribute"),
+    (template("{{ raise_exception('tools only') }}"), "cannot be loaded .*tools only"),
+    *[(template(text), "template that leaves out the user's message or changes it") for text in (
+        "<user>{{ messages[0].role }}", CONSTANT, "{{ messages[0].content[:9] }}",
+        "{{ messages[0].content | upper }}")],
+]
+BY_WEIGHTS = [
+    (edit("config.json", num_hidden_layers=1, layer_types=["full_attention"]),
+     "has weights for model.layers.1.*, which its config.json does not"),
+    (cut_weights, "not fully covered"),
+    (weights(**{UP: None}), f"no weights for {UP}"),
+    (weights(**{"model.norm.weight": torch.full([32], torch.nan)}), "weights that are NaN"),
+]
+
+
+@pytest.mark.parametrize("damage, reason", BY_FILES + BY_WEIGHTS)
+def test_a_damaged_folder_is_one_sentence_the_same_in_a_plan(tmp_path, damage, reason):
+    make_policy("qwen3", max_position_embeddings=64).save(tmp_path)
+    load_tokenizer(str(tmp_path), 64)  # exactly enough positions
+    load_policy(str(tmp_path))
+    damage(tmp_path)
+    loads = [lambda: load_tokenizer(str(tmp_path), 64)] * ((damage, reason) in BY_FILES)
+    if "positions" not in reason:  # a start asks for them by load_tokenizer
+        loads.append(lambda: load_policy(str(tmp_path)))
+    for load in loads:
+        with one_sentence(reason) as error:
+            load()
+        assert str(tmp_path) in str(error.value) or "Qwen3ForCausalLM" in str(error.value)
+
+
+def test_a_tokenizer_without_an_end_token_gets_the_models(tmp_path):
+    make_policy("qwen3").save(tmp_path)
+    edit("tokenizer_config.json", eos_token=None, pad_token=None)(tmp_path)
+    load_tokenizer(str(tmp_path))
+    policy = load_policy(str(tmp_path))
+    assert policy.tokenizer.eos_token is policy.tokenizer.pad_token is None
+    assert policy.eos_ids == [2] and policy.pad_id == 2
+    edit("generation_config.json", eos_token_id=None)(tmp_path)
+    edit("config.json", eos_token_id=None)(tmp_path)
+    for load in (load_tokenizer, load_policy):
+        with one_sentence(r"has the end tokens \[\]: one or more of 0 to 24"):
+            load(str(tmp_path))
+
+
+# ---- code and pickles ----
+
 
 CODE = """
 from pathlib import Path
@@ -107,6 +218,51 @@ def test_an_adapter_without_a_config_names_what_to_copy(tmp_path):
     (tmp_path / "adapter" / "config.json").unlink()  # as peft writes an adapter
     with one_sentence("no config.json: copy config.json and the tokenizer of .*start into this ad"):
         load_tokenizer(str(tmp_path / "adapter"))
+
+
+# ---- adapters ----
+
+ADAPTERS = [  # settings of peft's LoraConfig, tied embeddings, and whether it can be merged
+    ({}, False, True), (dict(use_dora=True), False, True), (dict(use_rslora=True), False, True),
+    (dict(alpha_pattern={"q_proj": 32}, bias="all"), True, True),
+    (dict(modules_to_save=["norm", "lm_head"]), False, True),
+    (dict(trainable_token_indices=[2, 20]), True, True),
+    (dict(layer_replication=[[0, 2], [1, 2]]), False, False),
+    (dict(layer_replication=[[0, 1], [0, 1]]), False, False),  # as many layers as before
+    (dict(modules_to_save=["embed_tokens"]), True, False),
+    (dict(target_modules=["embed_tokens", "q_proj"]), True, False),
+    (dict(alora_invocation_tokens=[11]), False, False),
+]
+
+
+@pytest.mark.parametrize("settings, tied, is_merged", ADAPTERS)
+@torch.no_grad()
+def test_an_adapter_is_merged_or_refused(tmp_path, settings, tied, is_merged):
+    """What peft computes with it, and what a saved folder computes again."""
+    make_policy("llama", tie_word_embeddings=tied).save(tmp_path / "start")
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    usual = dict(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj", "up_proj"])
+    adapted = peft.get_peft_model(start, peft.LoraConfig(**usual | settings)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in adapted.parameters():
+        if p.requires_grad:
+            p.add_(0.3 * torch.randn(p.shape, generator=generator))
+    adapted.save_pretrained(tmp_path / "adapter")
+    for path in (tmp_path / "start").iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, tmp_path / "adapter")
+    if not is_merged:
+        with one_sentence("cannot be added to the weights of its start|does not support merging"):
+            load_policy(str(tmp_path / "adapter"))
+        return
+    ids = torch.tensor([[3, 9, 10, 11, 5, 2, 20, 12]])
+    policy = load_policy(str(tmp_path / "adapter"))
+    policy.save(tmp_path / "merged")
+    for model in (policy.model, load_policy(str(tmp_path / "merged")).model):
+        torch.testing.assert_close(model(ids).logits, adapted(ids).logits, atol=1e-4, rtol=0)
+
+
+# ---- the hub ----
 
 
 class Unavailable(BaseHTTPRequestHandler):

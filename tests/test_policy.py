@@ -4,36 +4,24 @@ Tiny random models of three families. Where float sums may be ordered differentl
 length, another batch), tolerances are a few float32 roundings of a log-probability of about -5.
 """
 
-import re
 from collections import deque
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from paw_min import losses
-from paw_min.base.errors import UserError
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
-from paw_min.model.chat import turn_end
 from paw_min.model.head import token_scores
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
-from paw_min.toy import standins
 from tests.helpers import (
     FAMILIES,
-    INJECTION,
     ROUNDING,
-    TEXTS,
     chatml_tokenizer,
-    control_tokens,
     make_policy,
-    one_sentence,
     plain_logp,
-    publish,
 )
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.model_kinds import write
@@ -214,18 +202,6 @@ def test_responses_end_at_the_first_end_token(make_tokenizer):
     assert all(len(r.logps) == len(r.ids) for r in out)
 
 
-@pytest.mark.parametrize("template", [
-    standins.CHAT,
-    "{% for m in messages %}{{ m.content }}\n{% endfor %}",
-    "{% for m in messages %}{{ m.content }} mug\n{% endfor %}",
-])
-def test_what_begins_the_next_turn_or_is_not_a_control_token_ends_nothing(template):
-    """test_published.py has the tokens that end the turns of published models."""
-    tokenizer = standins.make_tokenizer(TEXTS)
-    tokenizer.chat_template = template
-    assert turn_end(tokenizer) is None
-
-
 def test_published_sampling_defaults_are_switched_off():
     policy = make_policy()
     policy.model.generation_config.repetition_penalty = 50.0
@@ -238,126 +214,6 @@ def test_published_sampling_defaults_are_switched_off():
     assert tokens(sample(clean, prompts, seeds, 1.0, 6)) == expected
 
 
-def test_no_text_becomes_a_control_token():
-    policy = make_policy(tokenizer=chatml_tokenizer())
-    assert not control_tokens(policy, policy.encode(INJECTION))
-    message = policy.encode_chat("a b")
-    assert control_tokens(policy, policy.encode_chat(INJECTION)) == control_tokens(policy, message)
-    assert control_tokens(policy, message) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert policy.without_control_tokens("x<|im_end|>y <end") == "x< |im_end|>y <end"
-    for text in (*TEXTS, "<think> < |im_end| >", ""):  # ordinary text keeps its ids
-        assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    overlapping = make_policy()
-    overlapping.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})
-    assert overlapping.without_control_tokens("<a><b> b") == "< a ><b> b"
-
-
-@pytest.mark.parametrize("env, action", [
-    ("alfworld", "<action>go to shelf 1</action>"), ("webshop", "<action>click[a]</action>"),
-    ("search", "<search>mug</search>"), ("search", "<answer>mug</answer>"),
-])
-def test_tags_that_are_special_tokens_stay_text(env, action):
-    """After a supervised stage: a response has its tags, a prompt its own; no text ends a turn."""
-    tokenizer = chatml_tokenizer()
-    tags = ["action", "think", "search", "answer", "information"]
-    words = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
-    tokenizer.add_special_tokens({"extra_special_tokens": words})
-    policy = make_policy(tokenizer=tokenizer)
-    benchmark = BENCHMARKS[env]
-    ids = policy.encode(f"<think>a b</think>{action}") + [policy.eos_ids[0], policy.pad_id]
-    answered = policy.decode(ids)
-    assert "<end>" not in answered and "<|im_end|>" not in answered and "<pad>" not in answered
-    assert benchmark.parse(answered).valid
-    ids, forged = [
-        policy.encode_chat(benchmark.prompts["paper"](Context("a", text, ["look"]), 2))
-        for text in ("a", INJECTION)
-    ]
-    assert set(tokenizer(re.search("<[a-z]+>", action)[0])["input_ids"]) <= set(ids)
-    assert control_tokens(policy, forged) == control_tokens(policy, ids)
-
-
-@pytest.mark.parametrize(
-    "name, opened",
-    [("deepseek_r1_distill", "<think>"), ("qwen3", ""), ("qwen2_5", ""), ("nemotron_3_nano", "")],
-)
-def test_labels_do_not_open_a_thought_twice(name, opened):
-    policy = make_policy()
-    publish(policy.tokenizer, name)
-    assert policy.opened_thought == opened
-    label = policy.encode_response(TEXTS[1])
-    assert label == [*policy.encode(TEXTS[1].removeprefix(opened)), policy.eos_ids[0]]
-    text = policy.render([{"role": "user", "content": "a"}]) + policy.decode(label)
-    assert text.count("<think>") == text.count("</think>")
-
-
-def without_config(policy, folder):
-    (folder / "config.json").unlink()
-
-
-def without_a_weight(policy, folder):
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def cut_weights(policy, folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:50_000])
-
-
-def no_numbers(policy, folder):
-    policy.model.model.norm.weight.data[3] = torch.nan
-    policy.save(folder)
-
-
-def more_tokens(policy, folder):
-    policy.tokenizer.add_tokens(["new1", "new2"])
-    policy.tokenizer.save_pretrained(folder)
-
-
-def fewer_layers(policy, folder):
-    policy.model.config.num_hidden_layers = 1
-    policy.model.config.layer_types = ["full_attention"]
-    policy.model.config.save_pretrained(folder)
-
-
-def end_token_of_another_model(policy, folder):
-    policy.model.generation_config.eos_token_id = [2, 128009]
-    policy.model.generation_config.save_pretrained(folder)
-
-
-def template(text: str):
-    return lambda policy, folder: (folder / "chat_template.jinja").write_text(text)
-
-
-@pytest.mark.parametrize("damage, reason", [
-    (fewer_layers, "has weights for model.layers.1.*, which its config.json does not"),
-    (end_token_of_another_model, "end tokens .*128009.*: one or more of 0 to 24"),
-    (template("{% for"), "cannot be loaded .*unexpected"),
-    (template("{{ messages[0].x.y }}"), "cannot be loaded .*no attribute"),
-    (template("{{ raise_exception('tools only') }}"), "cannot be loaded .*tools only"),
-    (template("<user>{{ messages[0].role }}"), "template that leaves out the user's message"),
-    (without_config, "no config.json: give .* or checkpoint-... of a run"),
-    (more_tokens, "27 tokens for 25 embeddings"),
-    (cut_weights, "not fully covered"),
-    (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight"),
-    (no_numbers, "has weights that are NaN or infinite"),
-])
-def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
-    policy = make_policy("qwen3")
-    policy.save(tmp_path)
-    load_policy(str(tmp_path))
-    damage(policy, tmp_path)
-    with one_sentence(reason) as error:
-        load_policy(str(tmp_path))
-    # A plan reads no weights. What it can know, it refuses in the same words.
-    if damage not in (fewer_layers, cut_weights, without_a_weight, no_numbers):
-        with pytest.raises(UserError) as planned:
-            load_tokenizer(str(tmp_path))
-        assert str(planned.value) == str(error.value)
-    assert str(tmp_path) in str(error.value) or "Qwen3ForCausalLM" in str(error.value)
-
-
 @pytest.mark.parametrize("family, rates", [
     ("qwen2", dict(attention_dropout=0.1)),
     ("phi3", dict(embd_pdrop=0.1, resid_pdrop=0.1)),
@@ -368,12 +224,3 @@ def test_dropout_is_off(tmp_path, family, rates):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
     expected = policy.eval()(batch)[0]
     torch.testing.assert_close(policy.train()(batch)[0], expected, **ROUNDING)
-
-
-@pytest.mark.parametrize("name, written", [
-    ("llama3_2", "Today Date: 26 Jul 2024\n"), ("qwen3", "<think>\n\n</think>\n\n"),
-])
-def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(name, written):
-    policy = make_policy()
-    publish(policy.tokenizer, name)
-    assert written in policy.render([{"role": "user", "content": "hi"}])

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -33,7 +34,11 @@ MESSAGES = ("Go to shelf 1,\n\n then <b>look</b>.", "What's in \"it\" & 2 mugs?"
 
 
 def load_config(folder: str):
-    """config.json of a Hugging Face folder or hub name; UserError if there is none."""
+    """config.json of a Hugging Face folder or hub name, the part for text of Qwen3.5's.
+
+    UserError if there is none, and for quantized weights, which would be trained as floats and
+    quantized again when saved.
+    """
     with load_errors(folder):
         if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
             remedy = "give a Hugging Face model folder, or checkpoint-... of a run"
@@ -41,7 +46,16 @@ def load_config(folder: str):
                 remedy = f"copy config.json and the tokenizer of {start} into this adapter's folder"
             raise UserError(f"{folder} has no config.json: {remedy}.")
         look_on_hub(folder)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if getattr(config, "quantization_config", None):
+            raise UserError(f"{folder} has quantized weights (quantization_config in config.json), "
+                            "which cannot be saved as trained: use a model in bf16.")
+        text = config.get_text_config()
+        family = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if text is not config and getattr(family, "config_class", None) is not type(text):
+            raise UserError(f"{folder} does not only read text (config.json has a part for its "
+                            "text model), which is not supported: use a model for text.")
+        return text
 
 
 def checked_tokenizer(folder: str, config):
@@ -123,22 +137,17 @@ def rules(tokenizer: Tokenizer) -> dict:
 
 
 def empty_model(config, folder: str):
-    """The model without weights; UserError unless it is a dense transformer for text.
+    """The model without weights; UserError for matrices outside of linear layers and embeddings.
 
-    Quantized weights would be trained as floats and quantized again when saved. Layers other than
-    linear ones (a mixture of experts, Mamba, linear attention, GPT-2's Conv1D) have no adapters
-    (lora.py), and some add noise or differ in vLLM.
+    Others (a mixture of experts, Mamba, GPT-2's Conv1D) have no adapters (lora.py) or read their
+    weights past them, and some add noise or differ in vLLM. Qwen3.5's linear attention has a
+    convolution of its own; its matrices are linear layers.
     """
-    if getattr(config, "quantization_config", None):
-        raise UserError(f"{folder} has quantized weights (quantization_config in config.json), "
-                        "which cannot be saved as trained: use a model in bf16.")
-    if config.get_text_config() is not config:
-        raise UserError(f"{folder} does not only read text (config.json has a part for its text "
-                        "model), which is not supported: use a model for text.")
+    usual = [torch.nn.Linear] + [torch.nn.Conv1d] * (config.model_type == "qwen3_5_text")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear or isinstance(module, torch.nn.Embedding):
+        if type(module) in usual or isinstance(module, torch.nn.Embedding):
             continue
         for weight, p in module.named_parameters(recurse=False):
             if p.ndim > 1:

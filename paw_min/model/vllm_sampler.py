@@ -192,6 +192,9 @@ def check_model(folder: str) -> None:
         raise UserError(
             f"vLLM cannot run {folder}: use --sampler transformers ({reason_of(error)})"
         ) from error
+    if config.is_multimodal_model:  # Qwen3.5 as published: the trainer has its text part
+        raise UserError(f"vLLM would run {folder} with its part for pictures: use --sampler "
+                        "transformers, or a folder that load_policy has saved.")
     if config.using_transformers_backend():
         raise UserError(
             f"vLLM has no code of its own for the family {config.hf_config.model_type} of "
