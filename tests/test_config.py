@@ -128,6 +128,7 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
 
 @pytest.mark.parametrize("words, message", [
     (["--rho", "1.5"], "--rho 1.5 is out of range: it must be in .0, 1.[.]"),
+    (["--rho", "0"], "--rho 0.0 is out of range"),
     (["--shard"], "add --sampler vllm"),
     (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
     (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
@@ -220,7 +221,9 @@ def test_names_contain_each_setting_that_was_changed(env):
         else:
             other = next(x for x in get_args(kind) if x != value)
         if (env, name) == ("search", "workers"):
-            continue  # refused
+            with pytest.raises(UserError, match="^--workers 3: search needs none.*; omit it.$"):
+                parse("--workers", "3", env=env)
+            continue
         cfg = parse(*argv({name: other}), env=env)
         assert getattr(cfg, name) == other
         if name in (*FREE_TO_CHANGE, "data", "retriever"):
@@ -231,6 +234,7 @@ def test_names_contain_each_setting_that_was_changed(env):
         if value != "":  # which is refused
             # A flag that repeats the preset is not a change.
             assert parse(*argv({name: value}), env=env) == plain
+    assert parse("--no-paw", "--rho", "0.3", env=env).name == names["paw"]
     assert names["seed"] == f"{env}-tiny-grpo-paw-seed3"
     assert names["model"] == f"{env}-other-grpo-paw-seed0"
     assert names["paw"] == f"{env}-tiny-grpo-seed0"
