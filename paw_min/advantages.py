@@ -63,12 +63,7 @@ def discounted_returns(rewards: Tensor, trajectory: Labels, gamma: float) -> Ten
     rewards: (N,) environment rewards, without penalties. The rows of a trajectory must be in time
     order; rows of different trajectories may be interleaved.
     """
-    label = numbered(trajectory)
-    returns = rewards.tolist()
-    after = defaultdict(float)  # trajectory -> G_{t+1}
-    for i in reversed(range(len(returns))):
-        after[label[i]] = returns[i] = returns[i] + gamma * after[label[i]]
-    return torch.tensor(returns, dtype=float_type(rewards), device=rewards.device)
+    return gae(rewards, torch.zeros_like(rewards), trajectory, gamma=gamma, lam=1.0)
 
 
 def grpo(
@@ -215,16 +210,15 @@ def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) ->
     clusters = []
     for g, text in zip(group, anchor):
         if text not in cluster_of[g]:
-            number = len(first_texts[g])  # a new cluster, unless an earlier one is similar
-            for earlier, other in enumerate(first_texts[g]):
-                if may_reach(text, other, threshold) and (
-                    SequenceMatcher(None, text, other).ratio() >= threshold
-                ):
-                    number = earlier
-                    break
-            if number == len(first_texts[g]):
+            similar = (
+                number
+                for number, other in enumerate(first_texts[g])
+                if may_reach(text, other, threshold)
+                and SequenceMatcher(None, text, other).ratio() >= threshold
+            )
+            cluster_of[g][text] = next(similar, len(first_texts[g]))
+            if cluster_of[g][text] == len(first_texts[g]):
                 first_texts[g].append(text)
-            cluster_of[g][text] = number
         clusters.append(cluster_of[g][text])
     return clusters
 

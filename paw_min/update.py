@@ -260,7 +260,7 @@ def row_scores(rows: Rows, invalid_penalty: float) -> Tensor:
 def row_advantages(cfg: Config, rows: Rows) -> Tensor:
     """A of each row, by the group-relative estimators -> (N,).
 
-    Another estimator may return one value per response token (rows.PerToken).
+    The branch of a fork may return one value per response token in its place (rows.PerToken).
     """
     score = row_scores(rows, cfg.invalid_penalty)  # (N,)
     if cfg.algo == "rloo":

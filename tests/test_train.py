@@ -216,7 +216,7 @@ def test_a_script_goes_on_where_a_run_stopped(finished):
 
 @pytest.mark.slow
 def test_pictures_of_two_runs(finished, tmp_path, monkeypatch):
-    """The command that each run prints."""
+    """The command, on run folders with odd names."""
     other = tmp_path / "$x^$"  # no math, and no error of matplotlib's
     shutil.copytree(finished, other)
     words = ["plot", str(finished), str(other), "--out", str(tmp_path / "compared")]

@@ -7,7 +7,7 @@ are not stored: paw_min.inspect computes them, under the weights before and afte
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -73,47 +73,22 @@ def choose(episodes: list[Episode], limit: int = LIMIT) -> list[Episode]:
 
 def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
     """The file of this update, as JSON. rows: of the same episodes, after `update.prepare`."""
-    rank = torch.zeros(len(rows.tokens), dtype=torch.long)  # (N,)
-    if rows.entropy is not None:
-        rank[rows.candidates] = ranks(rows.entropy[rows.candidates])
-
-    def stored_row(i: int) -> StoredRow:
-        tokens = rows.tokens[i]
-        return StoredRow(
-            prompt_ids=tokens.prompt_ids,
-            response_ids=tokens.response_ids,
-            separator_ids=tokens.separator_ids,
-            obs_ids=tokens.obs_ids,
-            context_positions=tokens.context_positions,
-            reward=rows.reward[i],
-            valid=rows.valid[i].item(),
-            selected=rows.selected[i].item(),
-            entropy=None if rows.entropy is None else rows.entropy[i].item(),
-            rank=rank[i].item() or None,
-            weight=rows.row_weight[i].item(),
-        )
-
-    indices = defaultdict(list)  # trajectory -> its rows
-    for i, trajectory in enumerate(rows.trajectory):
-        indices[trajectory].append(i)
+    steps = steps_of(rows)
     returns = defaultdict(list)  # group -> R(tau) of its episodes
     for e in episodes:
         returns[e.group].append(e.episode_return)
-
-    played = []
-    for e in choose(episodes):
-        steps = [stored_row(i) for i in indices[e.trajectory]]
-        played.append(
-            StoredEpisode(
-                group=e.group,
-                trajectory=e.trajectory,
-                task=short(e.task),
-                task_type=e.task_type,
-                won=e.won,
-                episode_return=e.episode_return,
-                steps=steps,
-            )
+    played = [
+        StoredEpisode(
+            group=e.group,
+            trajectory=e.trajectory,
+            task=short(e.task),
+            task_type=e.task_type,
+            won=e.won,
+            episode_return=e.episode_return,
+            steps=steps[e.trajectory],
         )
+        for e in choose(episodes)
+    ]
     shown = dict.fromkeys(e.group for e in played)
     stored = Sample(
         update=update,
@@ -123,6 +98,26 @@ def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
         episodes=played,
     )
     return json.dumps(asdict(stored), separators=(",", ":")) + "\n"
+
+
+def steps_of(rows: Rows) -> dict[int, list[StoredRow]]:
+    """{trajectory: its rows}"""
+    rank = torch.zeros(len(rows.tokens), dtype=torch.long)  # (N,)
+    if rows.entropy is not None:
+        rank[rows.candidates] = ranks(rows.entropy[rows.candidates])
+    steps = defaultdict(list)
+    for i, tokens in enumerate(rows.tokens):
+        row = StoredRow(
+            **{f.name: getattr(tokens, f.name) for f in fields(TokenRow)},
+            reward=rows.reward[i],
+            valid=rows.valid[i].item(),
+            selected=rows.selected[i].item(),
+            entropy=None if rows.entropy is None else rows.entropy[i].item(),
+            rank=rank[i].item() or None,
+            weight=rows.row_weight[i].item(),
+        )
+        steps[rows.trajectory[i]].append(row)
+    return steps
 
 
 def ranks(entropy: torch.Tensor) -> torch.Tensor:
