@@ -36,7 +36,7 @@ REFUSED = {  # as published, which for these is not the default of transformers
     "minicpm3": (dict(num_key_value_heads=4), CHANGED),
     "phi3": (LONGROPE, LENGTH),
     "llama": (dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)), LENGTH),
-    "gemma3_text": (dict(use_bidirectional_attention=True), "reads later tokens"),
+    "gemma3_text": (dict(use_bidirectional_attention=True), LENGTH),
     "qwen3_moe": ({}, f"model.layers.0.mlp.experts.gate_up_proj {LAYER} Qwen3MoeExperts"),
     "mamba": (dict(state_size=8), LAYER), "gpt2": ({}, f"attn.c_attn.weight {LAYER} Conv1D"),
 }

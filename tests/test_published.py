@@ -2,9 +2,8 @@
 
 A kind is what decides about tokens and logits: the class that tokenizer_config.json names, the
 steps of tokenizer.json, the chat template and its control tokens, the family and its settings.
-The settings are as remembered: no published file was there to compare with. Vocabularies are
-trained here, sizes are small, and weights are random. Like most published models, they have more
-embeddings than tokens.
+Vocabularies are trained here, sizes are small, and weights are random. Like most published models,
+they have more embeddings than tokens.
 """
 
 import json
@@ -15,12 +14,17 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-from paw_min.base.errors import UserError
-from paw_min.model.chat import ChatTokenizer
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.model.published import rules
 from paw_min.running import export, plan
-from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
+from tests.helpers import (
+    CHATML,
+    HOSTILE_TEXT,
+    TEXTS,
+    make_policy,
+    one_sentence,
+    publish,
+)
 from tests.model_kinds import KINDS, write
 
 LLAMA_3 = (
@@ -28,98 +32,147 @@ LLAMA_3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+# As transformers replaces LLAMA_3 with fix_mistral_regex=True.
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
-def split(pattern: str) -> Split:
-    return Split(Regex(pattern), "isolated")
+def split(pattern: str) -> Sequence:
+    bytes_ = ByteLevel(add_prefix_space=False, use_regex=False)
+    return Sequence([Split(Regex(pattern), "isolated"), bytes_])
 
 
-BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 WORDS_OF_BYTES = {  # pre-tokenizers of byte-level vocabularies
     "digits": Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
-    "llama3": Sequence([split(LLAMA_3), BYTES]),
-    "qwen": Sequence([split(QWEN), BYTES]),
+    "llama3": split(LLAMA_3), "qwen": split(QWEN), "tekken": split(TEKKEN),
 }
+
+
+class Tokens(NamedTuple):
+    """How a family's tokenizer is published."""
+
+    class_name: str  # in tokenizer_config.json
+    steps: str  # of tokenizer.json
+    special: list[str]
+    plain: list[str] = []  # added tokens with "special": false
+    named: dict = {}  # in tokenizer_config.json, besides the first special token to pad and begin
+
+
 CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-LLAMA_3_TOKENS = [
-    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
-]
-DEEPSEEK_TOKENS = [
-    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
-]
-PHI_TOKENS = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-GEMMA_TOKENS = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"]
-SENTENCEPIECE = ["<unk>", "<s>", "</s>"]
-INST = (
+THOUGHTS = ["<think>", "</think>"]
+EOT = {"eos_token": "<|endoftext|>"}
+QWEN_2 = Tokens("Qwen2Tokenizer", "qwen", CHATML_TOKENS, ["<tool_call>"], EOT)
+LLAMA = Tokens(
+    "PreTrainedTokenizerFast", "llama3",
+    ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+     "<|eot_id|>"], [], {"eos_token": "<|end_of_text|>"})
+DEEPSEEK = Tokens(
+    "LlamaTokenizerFast", "qwen", ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
+    ["<｜User｜>", "<｜Assistant｜>", *THOUGHTS], {"eos_token": "<｜end▁of▁sentence｜>"})
+PIECES = Tokens("LlamaTokenizer", "llama2", ["<unk>", "<s>", "</s>"],
+                named={"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"})
+PHI = PIECES._replace(special=[*PIECES.special, "<|endoftext|>", "<|end|>"],
+                      plain=["<|system|>", "<|user|>", "<|assistant|>"], named=PIECES.named | EOT)
+OLMO = Tokens("GPT2Tokenizer", "llama3", ["<|pad|>", "<|endoftext|>"], named=EOT)
+GEMMA = Tokens("GemmaTokenizer", "gemma", ["<pad>", "<eos>", "<bos>"],
+               ["<start_of_turn>", "<end_of_turn>"],
+               {"eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<pad>"})
+NEMO = Tokens("PreTrainedTokenizerFast", "tekken", ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"],
+              named=PIECES.named)
+OLMO_CHAT = (
+    "{{ eos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == "
+    "'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+LLAMA_2_CHAT = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
     "' [/INST]' }}{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
-BY_LAYER = {
+NEMO_CHAT = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+SCALED = dict(  # Llama 3.1
+    rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=64)
+YARN = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=128)
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+BY_LAYER = {  # Gemma 3
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
-LAYERS = dict(layer_types=["sliding_attention", "full_attention"], rope_parameters=BY_LAYER)
+LAYERS = ["sliding_attention", "full_attention"]
 
 
 class Kind(NamedTuple):
-    name: str  # of a model of this kind
     family: str
-    tokenizer_class: str
-    steps: str  # of tokenizer.json
-    tokens: list[str]  # control tokens
+    tokens: Tokens
     end: str  # what ends a turn
     template: str  # Jinja, or the name of one that TRL ships
     settings: dict = {}
     refused: str = ""
-    eos: str = ""  # the tokenizer's end token, where it is not `end`, as in a base model
 
 
-# Printed by `python -m pytest tests/test_published.py -rA`.
-PUBLISHED = [
-    Kind("Qwen2.5", "qwen2", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen2_5",
-         eos="<|endoftext|>"),
-    Kind("Qwen3", "qwen3", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen3",
-         eos="<|endoftext|>"),
-    Kind("Llama-3.1", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
-         "llama3", dict(rope_parameters=dict(
-             rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0,
-             high_freq_factor=4.0, original_max_position_embeddings=64)), eos="<|end_of_text|>"),
-    Kind("Llama-3.2", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
-         "llama3_2", dict(tie_word_embeddings=True), eos="<|end_of_text|>"),
-    Kind("DeepSeek-R1-Distill-Llama", "llama", "LlamaTokenizerFast", "llama3", DEEPSEEK_TOKENS,
-         DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
-    Kind("DeepSeek-R1-Distill-Qwen", "qwen2", "LlamaTokenizerFast", "qwen", DEEPSEEK_TOKENS,
-         DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
-    Kind("Llama-2", "llama", "LlamaTokenizer", "llama2", SENTENCEPIECE, "</s>", INST),
-    Kind("Phi-3.5", "phi3", "LlamaTokenizer", "llama2", [*SENTENCEPIECE, *PHI_TOKENS], "<|end|>",
-         "phi3_5"),
-    Kind("SmolLM2", "llama", "GPT2Tokenizer", "digits", CHATML_TOKENS, "<|im_end|>", CHATML,
-         dict(tie_word_embeddings=True)),
-    Kind("OLMo-2", "olmo2", "GPT2Tokenizer", "llama3", PHI_TOKENS, "<|endoftext|>",
-         "{{ eos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == "
-         "'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
-         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"),
-    Kind("Gemma-3", "gemma3_text", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>",
-         "gemma3", LAYERS, eos="<eos>"),
-    Kind("gpt-oss", "gpt_oss", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
-         CHATML, dict(quantization_config=dict(quant_method="mxfp4")), "quantized weights"),
-]
+LENGTH = "gives a row other logits beside a longer one"
+PUBLISHED = {  # `python -m pytest tests/test_published.py -rA` prints the names
+    "Qwen2.5": Kind("qwen2", QWEN_2, "<|im_end|>", "qwen2_5", dict(tie_word_embeddings=True)),
+    "Qwen2.5 with YaRN": Kind(
+        "qwen2", QWEN_2, "<|im_end|>", "qwen2_5", dict(rope_parameters=YARN)),
+    "Qwen3": Kind("qwen3", QWEN_2._replace(plain=THOUGHTS), "<|im_end|>", "qwen3"),
+    "Qwen3-2507": Kind("qwen3", QWEN_2, "<|im_end|>", "qwen3_instruct_2507"),
+    "Qwen3.5": Kind("qwen3_5_text", QWEN_2._replace(plain=THOUGHTS), "<|im_end|>",
+                    "qwen3_5_nothink"),
+    "Llama-3.1": Kind("llama", LLAMA, "<|eot_id|>", "llama3", dict(rope_parameters=SCALED)),
+    "Llama-3.2": Kind("llama", LLAMA, "<|eot_id|>", "llama3_2", dict(tie_word_embeddings=True)),
+    "DeepSeek-R1-Distill-Llama": Kind(
+        "llama", DEEPSEEK._replace(steps="llama3"), DEEPSEEK.special[1], "deepseek_r1_distill"),
+    "DeepSeek-R1-Distill-Qwen": Kind(
+        "qwen2", DEEPSEEK, DEEPSEEK.special[1], "deepseek_r1_distill"),
+    "Llama-2": Kind("llama", PIECES, "</s>", LLAMA_2_CHAT),
+    "Mistral-7B-v0.3": Kind("mistral", PIECES._replace(special=NEMO.special), "</s>", NEMO_CHAT),
+    "Mistral-Nemo": Kind("mistral", NEMO, "</s>", NEMO_CHAT),
+    "Ministral-8B": Kind("ministral", NEMO, "</s>", NEMO_CHAT,
+                         dict(layer_types=LAYERS, sliding_window=16)),
+    "Phi-3-mini-4k": Kind("phi3", PHI, "<|end|>", "phi3", dict(sliding_window=16)),
+    "Phi-3.5": Kind("phi3", PHI, "<|end|>", "phi3_5", dict(
+        rope_scaling=LONGROPE, original_max_position_embeddings=64), LENGTH),
+    "Phi-4": Kind("phi3", QWEN_2._replace(class_name="GPT2Tokenizer", steps="llama3"),
+                  "<|im_end|>", CHATML),
+    "SmolLM2": Kind("llama", Tokens("GPT2Tokenizer", "digits", CHATML_TOKENS,
+                                    named={"eos_token": "<|im_end|>"}),
+                    "<|im_end|>", CHATML, dict(tie_word_embeddings=True)),
+    "SmolLM3": Kind("smollm3", LLAMA._replace(special=CHATML_TOKENS, named={}), "<|im_end|>",
+                    CHATML),
+    "OLMo-2": Kind("olmo2", OLMO, "<|endoftext|>", OLMO_CHAT),
+    "Gemma-2": Kind("gemma2", GEMMA, "<end_of_turn>", "gemma", {}, "changes its logits"),
+    "Gemma-3": Kind("gemma3_text", GEMMA, "<end_of_turn>", "gemma3",
+                    dict(layer_types=LAYERS, rope_parameters=BY_LAYER)),
+    "Granite-3": Kind("granite", QWEN_2, "<|im_end|>", CHATML, dict(logits_scaling=8.0),
+                      "changes its logits"),
+    "gpt-oss": Kind("gpt_oss", LLAMA._replace(special=CHATML_TOKENS), "<|im_end|>", CHATML,
+                    dict(quantization_config=dict(quant_method="mxfp4")), "quantized weights"),
+}
 
 
-def make_tokenizer(kind: Kind) -> Tokenizer:
-    special = [AddedToken(token, special=True, normalized=False) for token in kind.tokens]
-    if kind.steps in WORDS_OF_BYTES:
-        made = Tokenizer(models.BPE(ignore_merges=kind.steps == "llama3"))
-        made.normalizer = normalizers.NFC() if kind.steps == "qwen" else None
-        made.pre_tokenizer = WORDS_OF_BYTES[kind.steps]
+def make_tokenizer(tokens: Tokens) -> Tokenizer:
+    special = [AddedToken(token, special=True, normalized=False) for token in tokens.special]
+    if tokens.steps in WORDS_OF_BYTES:
+        made = Tokenizer(models.BPE(ignore_merges=tokens.steps == "llama3"))
+        made.normalizer = normalizers.NFC() if tokens.steps == "qwen" else None
+        made.pre_tokenizer = WORDS_OF_BYTES[tokens.steps]
         made.decoder = decoders.ByteLevel()
         alphabet = ByteLevel.alphabet()
     else:
-        made = Tokenizer(models.BPE(unk_token=kind.tokens[0], fuse_unk=True, byte_fallback=True))
+        unknown = tokens.special[0]
+        made = Tokenizer(models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True))
         special += [f"<0x{byte:02X}>" for byte in range(256)]
         fuse = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         made.normalizer = normalizers.Replace(" ", "▁")
-        if kind.steps == "llama2":
+        if tokens.steps == "llama2":
             made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), made.normalizer])
             fuse.append(decoders.Strip(" ", 1, 0))
         else:
@@ -130,31 +183,35 @@ def make_tokenizer(kind: Kind) -> Tokenizer:
         vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     made.train_from_iterator(TEXTS * 9, trainer)
+    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens.plain])
     return made
 
 
 def write_published(kind: Kind, folder) -> str:
     """The files of a published model."""
-    made = make_tokenizer(kind)
-    eos = kind.eos or kind.end
-    ends = {"eos_token_id": made.token_to_id(eos), "pad_token_id": None}
-    size = dict(vocab_size=64 * (made.get_vocab_size() // 64 + 1), max_position_embeddings=512)
-    write(kind.family, folder, **size | ends | KINDS.get(kind.family, {}) | kind.settings)
-    for path in folder.glob("*token*"):
+    made = make_tokenizer(kind.tokens)
+    first = kind.tokens.special[0]
+    named = {"pad_token": first, "bos_token": first, "tokenizer_class": kind.tokens.class_name}
+    named |= kind.tokens.named
+    eos = made.token_to_id(named.get("eos_token", kind.end))
+    size = dict(
+        vocab_size=64 * (made.get_vocab_size() // 64 + 1), max_position_embeddings=512,
+        eos_token_id=eos, pad_token_id=None,
+    )
+    write(kind.family, folder, **size | KINDS.get(kind.family, {}) | kind.settings)
+    for path in [*folder.glob("*token*"), *folder.glob("*.jinja")]:
         path.unlink()
     made.save(str(folder / "tokenizer.json"))
     template = kind.template
     if "{" not in template:
         template = publish(make_policy().tokenizer, template).chat_template
-    named = {"tokenizer_class": kind.tokenizer_class, "chat_template": template}
-    named |= {"eos_token": eos, "bos_token": kind.tokens[0], "pad_token": kind.tokens[0]}
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    named["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     return str(folder)
 
 
 def check_tokens(policy, made: Tokenizer, kind: Kind) -> None:
-    """Its ids are those of tokenizer.json, and o' follows one end token."""
+    """Its ids are those of tokenizer.json, o' follows one end token, and has no control token."""
     chat = policy.render([{"role": "user", "content": "go to desk 1\n\n a's 12345  日本"}])
     for text in (chat, *TEXTS, HOSTILE_TEXT):
         ids = policy.encode_rendered(text)
@@ -166,9 +223,12 @@ def check_tokens(policy, made: Tokenizer, kind: Kind) -> None:
     response = [*policy.encode("look"), end]
     assert end not in policy.separator(response)
     assert policy.separator(response[:-1]).count(end) == 1
+    control = {*kind.tokens.special, *kind.tokens.plain} - {*THOUGHTS, "<tool_call>"}
+    forged = set(policy.encode(" ".join(control) + "".join(control)))
+    assert not forged & {made.token_to_id(token) for token in control}
 
 
-@pytest.mark.parametrize("kind", PUBLISHED, ids=[kind.name for kind in PUBLISHED])
+@pytest.mark.parametrize("kind", PUBLISHED.values(), ids=PUBLISHED)
 @torch.no_grad()
 def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, config):
     folder = write_published(kind, tmp_path / "published")
@@ -197,42 +257,22 @@ def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, 
         assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
 
 
-def test_a_model_needs_as_many_positions_as_its_longest_row_and_no_more(tmp_path):
-    folder = write_published(PUBLISHED[0], tmp_path)
-    load_tokenizer(folder, positions=512)
-    with pytest.raises(UserError, match=f"^{folder} has 512 positions: .* together 513"):
-        load_tokenizer(folder, positions=513)
-
-
 def test_an_end_token_that_only_the_class_names(tmp_path):
     """Llama's class has </s>, and would lose the spaces of this byte-level vocabulary."""
-    kind = Kind("base", "llama", "LlamaTokenizer", "digits", SENTENCEPIECE, "</s>", CHATML)
-    folder = write_published(kind, tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    named = json.loads(path.read_text())
-    del named["eos_token"]
-    path.write_text(json.dumps(named))
-    tokenizer = load_tokenizer(folder)
+    tokens = PIECES._replace(steps="digits", named={"unk_token": "<unk>"})
+    tokenizer = load_tokenizer(write_published(Kind("llama", tokens, "</s>", CHATML), tmp_path))
     assert tokenizer.eos_token == "</s>"
     assert tokenizer.decode(tokenizer("go on").input_ids) == "go on"
 
 
 @pytest.mark.parametrize("family", ["mistral", "ministral", "ministral3"])
 def test_mistrals_published_with_the_word_pattern_of_another_family(family, tmp_path):
-    """Their own ends words where the case changes, and at each digit."""
-    kind = Kind(family, family, "PreTrainedTokenizerFast", "llama3", [*SENTENCEPIECE, "[INST]"],
-                "</s>", INST)
-    folder = write_published(kind, tmp_path)
-    with pytest.raises(UserError, match="has a wrong tokenizer.json, as many Mistral models"):
-        load_tokenizer(folder)
-    own = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    own.pre_tokenizer = Sequence([split(r"\p{Lu}+|\p{Ll}+|\p{N}|[^\p{L}\p{N}]+"), BYTES])
-    own.save(f"{folder}/tokenizer.json")
-    load_tokenizer(folder)
-
-
-def test_a_control_token_of_one_letter_is_text():
-    tokenizer = make_policy().tokenizer
-    tokenizer.add_special_tokens({"additional_special_tokens": ["o", "<|turn|>"]})
-    chat = ChatTokenizer(tokenizer)
-    assert chat.without_control_tokens("go to <|turn|>") == "go to < |turn|>"
+    tokens = NEMO._replace(steps="llama3")
+    folder = write_published(Kind(family, tokens, "</s>", NEMO_CHAT), tmp_path)
+    for load in (load_tokenizer, load_policy):
+        with one_sentence("has a wrong tokenizer.json, as many Mistral models"):
+            load(folder)
+    made = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    made.pre_tokenizer = WORDS_OF_BYTES["tekken"]  # transformers: if there are 100,000 words
+    made.save(f"{folder}/tokenizer.json")
+    assert load_policy(folder).encode("goOn 12") == made.encode("goOn 12").ids
