@@ -23,8 +23,8 @@ It is the same at each attempt, so it can be memorized, and it is of no use (as 
 
 The start model is SmolLM2 after a short training on random tools and unrelated observations
 (5 minutes on first use), so that it answers with a tool and expects a material, but knows no fact
-of any world, nor a serial number. Rerun a command to resume it. research/boxes has the settings and
-the results.
+of any world, nor a serial number. Rerun a command to resume it. research/LOG.md has the
+results.
 """
 
 import random

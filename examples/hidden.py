@@ -15,7 +15,7 @@ an object is made of. Each observation does, even after a wrong receptacle:
 model are written to data/hidden/<seed> on first use (a minute). Rerun a command to resume it.
 
 The games are ALFWorld's domain and grammar with the changes of `write_domain` and `write_grammar`.
-The package's environment plays them in the real engine. research/hidden has eight seeds.
+The package's environment plays them in the real engine. research/LOG.md has eight seeds.
 """
 
 import json
@@ -62,7 +62,7 @@ PRESETS = {"tiny": dict(
     eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
     # one_file.py has neither of these two, nor a KL term. verl-agent's KL term stays:
-    # without it, some runs lose the format, and all arms win less (research/hidden).
+    # without it, some runs lose the format, and all arms win less (research/LOG.md).
     entropy_coef=0.0, invalid_penalty=0.0)}
 
 

@@ -19,7 +19,7 @@ used without any prediction.
 
 trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
 observations of other actions as targets. On average over 16 seeds, they win 36, 95 and 36 % of the
-tasks in the end (research/locks). Read this file from top to bottom: the world, the model,
+tasks in the end (research/LOG.md). Read this file from top to bottom: the world, the model,
 sampling, the equations, an update, a run, the comparison. To try an idea, change `top_alpha`,
 `clipped_mae` or `World`; three_worlds.py has a world made for each of the three choices. "Line 4"
 is a line of the paper's Algorithm 1, listed in paw_min/update.py.
@@ -79,7 +79,7 @@ class Size:
 # Why does a prediction after the action help the choice before it? Both read the same embedding of
 # the name. To predict the material, names of one material have to become alike, so that what RL
 # learns about one of them holds for the others. (The word "opens" also tells whether each lock
-# opened, which the reward does not. With this word alone, there is no gain: research/locks.)
+# opened, which the reward does not. With this word alone, PaW gained nothing: research/LOG.md.)
 #
 # Why 8 materials? A model that knows only how frequent they are gives each p = 1/8, below
 # rho = 0.2. With 4 materials it would be 1/4: Eq. 7 would drop the words for them, and hardly any
@@ -253,7 +253,7 @@ def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tens
     """Eq. 1, with GRPO's clipped ratio in place of log pi: (B,), (B,), (B,) -> ().
 
     The paper prints a sum over the actions of an episode. The code that it builds on takes the mean
-    over all actions, and so does this. GRPO's KL term (research/locks/README.md: runs with it), its
+    over all actions, and so does this. GRPO's KL term (research/LOG.md: runs with it), its
     entropy bonus and the dual clip of the package's losses.py are left out.
     """
     ratio = (logp - old_logp).exp()
@@ -299,7 +299,7 @@ def hard_tokens(logp: Tensor, rho: float) -> Tensor:
     Where several are possible, the mask stops before that. In this world a lock and a tool have
     exactly one, so 0.2 is early to stop. It is enough: above chance, 1/8, names of one material are
     already alike. So expect p(material) to end well below 1, and no gain from the mask here. Where
-    most observations say the same, it saves what the others say (research/objective/mask.md).
+    most observations say the same, it saves what the others say (research/LOG.md).
     The mask has no gradient, because a comparison is constant almost everywhere. So it decides
     which tokens are trained, and the model is not rewarded for moving a token across rho.
     """
@@ -356,7 +356,7 @@ def shuffled(observation: Tensor) -> Tensor:
     changes Adam's step sizes, and it takes its part of the clipped gradient. The placebo does this,
     too, with the same words and the same loss, but its observations say almost nothing about the
     lock and the action. So PaW's lead over it shows what knowing the world adds, unless the placebo
-    is itself below GRPO, as it is with a KL term (research/locks).
+    is itself below GRPO, as it is with a KL term (research/LOG.md).
     """
     order = torch.randperm(len(observation))
     result = torch.empty_like(observation)

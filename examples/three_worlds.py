@@ -7,7 +7,7 @@
 In the world of one_file.py, no significant difference was seen when a choice was replaced: every
 observation is short, true and needed. Each of these worlds changes one thing. A command trains five
 arms, prints their curves and draws them in NAME.png, in less than two minutes on an idle core. Read
-one_file.py first; research/locks/worlds.md has 16 seeds of these arms and others.
+one_file.py first; research/LOG.md has 16 seeds of these arms and others.
 
 With one seed, a difference of 20 points may be chance in the first two worlds: --seeds 0 1 2 3. In
 the table, p(noise) is the probability of the words after the material: a serial number, or dots.
@@ -45,7 +45,7 @@ SIGHTS = ["bench", "carpet", "door", "lamp", "mirror", "plant", "statue", "windo
 #
 # Predicted: with cross entropy, less is won than without any world model. PaW gains as if the
 # serial were not there. ECHO is cross entropy at a weight of 0.05: here it was expected between
-# GRPO and PaW, in research/locks/protocol-worlds.md level with PaW or above.
+# GRPO and PaW, in its protocol (research/LOG.md) level with PaW or above.
 #
 # Seen on 16 seeds, as the mean of the curve: GRPO 27.0 %, PaW 44.3, the placebo 27.7, cross entropy
 # 10.4, ECHO 35.9. It is the shape of the MAE that helps, not the mask: without the mask it is 47.6.

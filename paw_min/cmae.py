@@ -11,7 +11,7 @@ and p (1 - p) for MAE. So cross entropy pulls hardest at improbable tokens, such
 serial number: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE learns any fact
 slowly while it is improbable, even one that could be predicted. And without the clip, MAE is lowest
 where the most frequent outcome has all the probability, so no other outcome is learned. Eq. 7 drops
-a token at p > rho, before that happens (research/objective/mask.md). p is the current policy's, at
+a token at p > rho, before that happens (research/LOG.md). p is the current policy's, at
 temperature 1. The functions take log p and a mask. The means over transitions (Eq. 9) and groups
 (Eq. 11) are in losses.py.
 

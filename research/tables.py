@@ -127,23 +127,23 @@ def front() -> str:
     ours = ["grpo", "paw", "placebo"]
     rows = [
         ("locks, 0.1 M parameters", exact, in_locks, [*ours, "ce 0.05"],
-         "locks/README.md"),
+         "locks"),
         ("locks in the package, KL term, other seeds", exact, in_package,
-         [*ours, "echo"], "locks/README.md"),
+         [*ours, "echo"], "locks-in-the-package"),
         ("locks with serial numbers", exact, large, [*ours, "echo 0.05"],
-         "locks/worlds.md"),
+         "a-world-for-each-choice"),
         ("the same, smaller model, 64 names, 120 updates", exact, serials,
-         [*ours, "echo 0.05"], "locks/worlds.md"),
+         [*ours, "echo 0.05"], "a-world-for-each-choice"),
         ("locks as games of ALFWorld's engine, KL term", trained, in_engine,
-         [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
+         [f"{arm}-kl" for arm in (*ours, "echo")], "alfworlds-engine"),
         ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", trained,
-         in_words, [*ours, "echo"], "boxes/README.md"),
+         in_words, [*ours, "echo"], "smollm2"),
     ]  # fmt: skip
     lines = []
-    for label, measures, runs, arms, page in rows:
+    for label, measures, runs, arms, entry in rows:
         cells = [both_means(runs, arm, arms[0], measures) for arm in arms]
         seeds = len(seeds_of(runs, arms[0]))
-        lines.append([label, *cells, f"[{seeds}](research/{page})"])
+        lines.append([label, *cells, f"[{seeds}](research/LOG.md#{entry})"])
     return markdown_table(["", "GRPO", "PaW", "placebo", "ECHO", "seeds"], [*lines, *CLOSED])
 
 
@@ -170,7 +170,8 @@ def package() -> str:
 
 
 def worlds(name: str) -> str:
-    return locks_worlds.tables(read_runs(locks_worlds.RUNS, KEY))[name]
+    """name: by_world or pairs."""
+    return getattr(locks_worlds, name)(read_runs(locks_worlds.RUNS, KEY))
 
 
 def hidden(kind: str, suffix: str = "") -> str:
@@ -179,11 +180,14 @@ def hidden(kind: str, suffix: str = "") -> str:
 
 
 def boxes(kind: str = "") -> str:
-    """kind: serials, norms, or none, the differences without serial numbers."""
+    """kind: serials, norms, holm, or none, the differences without serial numbers."""
+    runs = read_runs(boxes_study.RUNS)
     if kind == "norms":
         return boxes_study.norms()
+    if kind == "holm":
+        return boxes_study.holm(runs)
     pairs = boxes_study.OF_SERIALS if kind else boxes_study.DIFFERENCES
-    return boxes_study.differences(read_runs(boxes_study.RUNS), pairs)
+    return boxes_study.differences(runs, pairs)
 
 
 def objective(kind: str) -> str:

@@ -1,7 +1,7 @@
-"""The runs of PROTOCOL.md: SmolLM2 in the world of boxes (examples/boxes.py).
+"""SmolLM2 in the world of boxes (examples/boxes.py): LOG.md has the question of each arm.
 
     python -m research.boxes.study run      what runs.jsonl lacks, seed by seed
-    python -m research.boxes.study table    all runs as tables, and both pictures
+    python -m research.boxes.study table    prints the tables and all runs, draws both pictures
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/boxes. A finished one is
 a line of runs.jsonl and is not repeated, on another machine either.
@@ -11,10 +11,9 @@ import argparse
 import json
 from collections.abc import Collection
 from pathlib import Path
-from statistics import mean
 
 from paw_min.base.errors import user_errors
-from research import study
+from research import stats, study
 from research.panels import draw_success
 
 FOLDER = Path(__file__).parent
@@ -60,8 +59,8 @@ OF_SERIALS = (
     ("paw-serials", "echo-0.3-serials"), ("probable-serials", "echo-0.3-serials"),
     ("echo-1-serials", "grpo-serials"), ("echo-1-serials", "echo-serials"),
 )
-# A difference that was first seen on seeds 0 to 3, so that its test is on the others alone.
-FRESH = ("probable-serials", "grpo-serials")
+# Differences that were first seen on seeds 0 to 3, so that their test is on the others alone.
+FRESH = (("probable", "grpo"), ("probable-serials", "grpo-serials"))
 # Each picture: the suffix of its arms -> its arms, and what is special about them in it.
 PICTURES = {
     "": {"grpo": "", "paw": "scale 10", "mae": "scale 10", "placebo": "scale 10",
@@ -73,12 +72,11 @@ PICTURES = {
 # observation is trained since all groups win everything, wm_p_most in four of five updates.
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first", "wm_p_most")
 RUNS = FOLDER / "runs.jsonl"
-EXPLORATION = FOLDER / "exploration.jsonl"
 NORMS = FOLDER / "norms.json"
 OUT = study.ROOT / "runs" / "boxes"  # run folders
 WINDOW = 5  # updates, 320 episodes: what one update says is too noisy
 UPDATES = 100
-LEAST = 4  # seeds; PROTOCOL.md has no interval before
+LEAST = 4  # seeds; the protocol has no interval before
 
 
 def train(job: tuple[str, int]) -> dict:
@@ -97,35 +95,39 @@ def train(job: tuple[str, int]) -> dict:
     return {"arm": arm, "seed": seed, "held_out": held_out} | curves
 
 
-def half(run: dict) -> float:
-    """The first update at which WINDOW updates together won half of their tasks, else the last."""
-    success = run["success"]
-    for k in range(WINDOW, len(success) + 1):
-        if mean(success[k - WINDOW : k]) >= 0.5:
-            return k
-    return len(success)
+def held_out(run: dict) -> float:
+    """Success on the held-out tasks after training, in percent."""
+    return 100 * run["held_out"][1]
 
 
 def table() -> None:
-    """Print all runs, and draw the curves. README.md has the differences."""
+    """Print the tables and all runs, and draw the curves."""
     runs = study.read_runs(RUNS)
-    print(by_run(runs), explored(), sep="\n\n")
+    print(differences(runs, DIFFERENCES), differences(runs, OF_SERIALS), sep="\n\n")
+    print(holm(runs), by_run(runs), sep="\n\n")
     for suffix in PICTURES:
         draw(runs, suffix)
 
 
 def by_run(runs: study.Runs) -> str:
-    """A table of the runs that there are."""
-    lines = [
-        [arm, seed, f"{study.training_area(run):.1f}", f"{study.training_end(run):.1f}", half(run)]
-        for (arm, seed), run in sorted(runs.items())
-    ]
-    return study.markdown_table(["arm", "seed", "mean", "last ten", "updates until half"], lines)
+    """A table of the runs that there are.
+
+    p: of the true material at update 40. most: the highest probability that any material had at one
+    time, averaged over the boxes; a model that says one material for all has a value near 1.
+    """
+    lines = []
+    for (arm, seed), run in sorted(runs.items()):
+        measures = study.training_area, study.training_end, held_out
+        p = run["wm_p_first"][39] if "wm_p_first" in run else None
+        most = max((p for p in run.get("wm_p_most", []) if p is not None), default=None)
+        lines.append([arm, seed, *(f"{measure(run):.1f}" for measure in measures), p, most])
+    header = ["arm", "seed", "mean", "last ten", "held out", "p", "most"]
+    return study.markdown_table(header, lines)
 
 
 def differences(runs: study.Runs, pairs: tuple[tuple[str, str], ...]) -> str:
     """A table of paired differences, each over the seeds that both arms have; if none, left out."""
-    measures = study.training_area, study.training_end, half
+    measures = study.training_area, study.training_end, held_out
     lines = []
 
     def add_line(runs: study.Runs, a: str, b: str, note: str = "") -> None:
@@ -135,29 +137,24 @@ def differences(runs: study.Runs, pairs: tuple[tuple[str, str], ...]) -> str:
 
     for a, b in pairs:
         add_line(runs, a, b)
-        if (a, b) == FRESH:
+        if (a, b) in FRESH:
             add_line(only_seeds(runs, range(4, 8)), a, b, ", seeds 4 to 7")
-    header = ["difference", "seeds", "mean of the curve", "last ten", "updates until half"]
+    header = ["difference", "seeds", "mean", "last ten", "held out"]
     return study.markdown_table(header, lines)
+
+
+def holm(runs: study.Runs) -> str:
+    """Which differences of the mean are left after a correction for all that have an interval."""
+    pairs = {
+        f"{a} - {b}": study.gains(runs, a, b, study.training_area)
+        for a, b in DIFFERENCES + OF_SERIALS
+    }
+    pairs = {name: values for name, values in pairs.items() if len(values) >= LEAST}
+    return f"Holm, {len(pairs)} differences of the mean: {'; '.join(stats.holm(pairs))}."
 
 
 def only_seeds(runs: study.Runs, seeds: Collection[int]) -> study.Runs:
     return {key: run for key, run in runs.items() if key[1] in seeds}
-
-
-def explored() -> str:
-    """A table of the exploratory runs; p is that of the material in o'."""
-    lines = []
-    for run in study.read_lines(EXPLORATION):
-        success = run["success"]
-        tens = [f"{mean(success[k : k + 10]):.2f}" for k in range(0, len(success) - 9, 10)]
-        p = [f"{value:.2f}" for value in run.get("wm_p_first", [])[19:40:20]]
-        first = half(run)
-        won = mean(success[first - WINDOW : first]) >= 0.5
-        reached = str(first) if won else f"not in {len(success)}"
-        lines.append([run["run"], " ".join(tens), reached, ", ".join(p) or "-"])
-    header = ["run", "success of 10 updates, to update 10, 20, ...", "half", "p at 20, 40"]
-    return study.markdown_table(header, lines)
 
 
 def norms() -> str:

@@ -1,4 +1,4 @@
-"""The runs of PROTOCOL.md in the games of examples/hidden.py.
+"""GRPO, PaW, its placebo and others in the games of examples/hidden.py.
 
     python -m research.hidden.study run      what runs.jsonl lacks, or --arms paw-kl ... of it
     python -m research.hidden.study table    prints the tables, draws curves.png and curves-kl.png

@@ -1,4 +1,4 @@
-"""examples/locks.py on the seeds of protocol-worlds.md, "The package's locks".
+"""The world of locks in the package: examples/locks.py, with its KL term.
 
     python -m research.locks.package run      trains what package.jsonl does not have yet
     python -m research.locks.package table    prints the table

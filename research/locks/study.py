@@ -1,4 +1,4 @@
-"""The study of PROTOCOL.md: examples/one_file.py with other losses, targets and worlds.
+"""PaW and its parts in the world of locks: examples/one_file.py changed in one way at a time.
 
     python -m research.locks.study run      trains what runs.jsonl does not have yet
     python -m research.locks.study table    prints the tables, draws curves.png

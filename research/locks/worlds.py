@@ -1,4 +1,4 @@
-"""The study of protocol-worlds.md: examples/three_worlds.py with further arms and worlds.
+"""A world for each choice of PaW: examples/three_worlds.py with further arms and worlds.
 
     python -m research.locks.worlds run      trains what worlds.jsonl does not have yet
     python -m research.locks.worlds table    prints the tables, draws worlds.png
@@ -22,9 +22,7 @@ from examples.three_worlds import (
     ECHO,
     GRPO,
     LESSONS,
-    NAMES,
     PAW,
-    SMALL,
     Lesson,
     Serials,
 )
@@ -123,16 +121,6 @@ SETTINGS = {
     "no serials": Setting(Lesson(NoSerials, {}), FEW),
     "large": Setting(Lesson(Serials, {}, Size(), names=128), FEW, SEEDS[:8]),
 }
-# Exploration: what makes "large" differ from "serials", one at a time.
-BETWEEN = {
-    "width 64": (replace(SMALL, width=64, heads=4), NAMES),
-    "2 layers": (replace(SMALL, layers=2), NAMES),
-    "rate 5e-4": (replace(SMALL, lr=5e-4), NAMES),
-    "128 names": (SMALL, 128),
-}
-for name, (size, names) in BETWEEN.items():
-    three = {arm: USUAL[arm] for arm in ("grpo", "paw", "ce")}
-    SETTINGS[name] = Setting(Lesson(Serials, {}, size, names), three, range(100, 104))
 
 
 # ---- runs ----
@@ -171,58 +159,64 @@ def measure_in(world: str) -> study.Measure:
     return study.end if world == "polish" else study.area
 
 
-QUESTIONS = [  # number, world, a, b, what the protocol expects of a - b
-    (1, "serials", "ce", "grpo", "below 0"),
-    (1, "serials", "ce", "paw", "below 0"),
-    (1, "serials", "paw", "grpo", "above 0"),
-    (1, "serials", "placebo", "grpo", "0 in the interval"),
-    (2, "fresh", "ce", "grpo", "above 0"),
-    (2, "fresh", "ce", "paw", "0 in the interval"),
-    (3, "corridors", "ce, alpha 1", "ce", "below 0"),
-    (3, "corridors", "inverse", "paw", "below 0"),
-    (3, "corridors", "alpha 1", "paw", "below 0, by less"),
-    (4, "polish", "ce, constant", "ce", "below 0"),
-    (4, "polish", "ce, constant x10", "ce x10", "below 0"),
-    (4, "polish", "constant", "paw", "0 in the interval"),
-    (5, "serials", "echo 0.05", "paw", "0 in the interval, or above"),
-    (5, "corridors", "echo 0.05", "paw", "0 in the interval, or above"),
-    (5, "polish", "echo 0.05", "paw", "0 in the interval, or above"),
+PAIRS = [  # world, a, b, what the protocol expects of a - b; by_world has those with PaW
+    ("serials", "ce", "grpo", "below 0"),
+    ("serials", "placebo", "grpo", "0 in the interval"),
+    ("fresh", "ce", "grpo", "above 0"),
+    ("corridors", "ce, alpha 1", "ce", "below 0"),
+    ("polish", "ce, constant", "ce", "below 0"),
+    ("polish", "ce, constant x10", "ce x10", "below 0"),
+    ("polish", "constant x10", "paw x10", "-"),
+]
+COMPARED = [  # the arms of by_world
+    "grpo", "placebo", "mae", "rho 0.1", "ce", "ce 0.05", "echo 0.05", "alpha 1", "alpha 0.25",
+    "inverse", "constant",
 ]
 
 
-def tables(runs: dict[tuple[str, str, int], dict]) -> dict[str, str]:
-    """The protocol's questions, a table for each world, and how many comparisons these have.
-
-    An arm that lacks a seed is left out.
-    """
-    runs_in = {
+def complete_runs(runs: dict[tuple[str, str, int], dict]) -> dict[str, study.Runs]:
+    """By world; an arm that lacks a seed is left out."""
+    return {
         world: study.complete(in_world(world, runs), setting.seeds)
         for world, setting in SETTINGS.items()
     }
+
+
+def by_world(runs: dict[tuple[str, str, int], dict]) -> str:
+    """PaW's success in each world, and each arm minus PaW."""
+    found = complete_runs(runs)
+    lines = [["paw", *(study.level(found[world], "paw", measure_in(world)) for world in SETTINGS)]]
+    for arm in COMPARED:
+        cells = [
+            study.difference(found[world], arm, "paw", measure_in(world)) if arm in setting.arms
+            else "-" for world, setting in SETTINGS.items()
+        ]
+        lines.append([f"{arm} - paw", *cells])
+    return study.markdown_table(["", *SETTINGS], lines)
+
+
+def pairs(runs: dict[tuple[str, str, int], dict]) -> str:
+    found = complete_runs(runs)
+    lines = [
+        [world, f"{a} - {b}", expected, study.difference(found[world], a, b, measure_in(world))]
+        for world, a, b, expected in PAIRS
+    ]
+    return study.markdown_table(["world", "comparison", "expected", "difference"], lines)
+
+
+def all_arms(world: str, runs: dict[tuple[str, str, int], dict]) -> str:
+    """All arms and measures of one world."""
+    ours = complete_runs(runs)[world]
     lines = []
-    for number, world, a, b, expected in QUESTIONS:
-        found = study.difference(runs_in[world], a, b, measure_in(world))
-        lines.append([number, world, f"{a} - {b}", expected, found])
-    header = ["question", "world", "comparison", "expected", "difference"]
-    found = {"questions": study.markdown_table(header, lines)}
-    for world, setting in SETTINGS.items():
-        lines = []
-        ours = runs_in[world]
-        for arm in setting.arms:
-            if study.seeds_of(ours, arm):
-                line = [arm, *levels(ours, arm), study.level(ours, arm, noise, digits=2)]
-                line.append(study.level(ours, arm, lambda run: 100 * run["share"][0], digits=0))
-                for base in ("grpo", "paw"):
-                    line.append(study.difference(ours, arm, base, measure_in(world)))
-                lines.append(line)
-        header = [world, "mean of the curve", "at the end", "p(material)", "p(noise)", "share"]
-        found[world] = study.markdown_table([*header, "minus GRPO", "minus PaW"], lines)
-    intervals = sum(table.count("[") for table in found.values())
-    found["comparisons"] = (
-        f"{intervals} intervals, some of one pair twice, such as PaW and GRPO; "
-        "none is corrected for their number."
-    )
-    return found
+    for arm in SETTINGS[world].arms:
+        if study.seeds_of(ours, arm):
+            line = [arm, *levels(ours, arm), study.level(ours, arm, noise, digits=2)]
+            line.append(study.level(ours, arm, lambda run: 100 * run["share"][0], digits=0))
+            for base in ("grpo", "paw"):
+                line.append(study.difference(ours, arm, base, measure_in(world)))
+            lines.append(line)
+    header = [world, "mean of the curve", "at the end", "p(material)", "p(noise)", "share"]
+    return study.markdown_table([*header, "minus GRPO", "minus PaW"], lines)
 
 
 DRAWN = {
@@ -256,7 +250,7 @@ def draw(runs: dict[tuple[str, str, int], dict]) -> None:
 def table() -> None:
     """Print the tables, and draw the curves."""
     runs = study.read_runs(RUNS, KEY)
-    print("\n\n".join(tables(runs).values()))
+    print(by_world(runs), pairs(runs), *(all_arms(world, runs) for world in SETTINGS), sep="\n\n")
     draw(runs)
 
 

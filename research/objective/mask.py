@@ -1,7 +1,7 @@
-"""What is the mask of Eq. 7 for? The runs of PROTOCOL-mask.md in the world of one_file.py.
+"""What is the mask of Eq. 7 for? Runs in the world of one_file.py, with and without it.
 
     python -m research.objective.mask run      trains what mask.jsonl lacks
-    python -m research.objective.mask table    prints the tables of mask.md
+    python -m research.objective.mask table    prints the tables
 """
 
 import random

@@ -1,4 +1,4 @@
-"""One loss for clean and for noisy observations? The runs of PROTOCOL.md in the board's worlds.
+"""One loss for clean and for noisy observations? Candidates in the worlds of the board.
 
     python -m research.objective.study run      trains what runs.jsonl lacks
     python -m research.objective.study table    prints its tables, and that of exploration.jsonl

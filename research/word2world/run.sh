@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands behind research/word2world/README.md, in parts:
+# The commands behind the entry Word2World of research/LOG.md, in parts:
 #
 #     bash research/word2world/run.sh alfworld | webshop | prompted
 #
