@@ -189,7 +189,7 @@ def turn_end(tokenizer) -> int | None:
 
 
 def control_ids(tokenizer, ends: Iterable[int] = ()) -> set[int]:
-    """The control tokens: special ones, those that the template writes, and these end tokens.
+    """The control tokens: special ones; of added ones, those of the template and these end tokens.
 
     Not the tags of the prompts, special or not, and no single character, which is text.
     """
@@ -202,7 +202,8 @@ def control_ids(tokenizer, ends: Iterable[int] = ()) -> set[int]:
         with suppress(Exception):  # whatever the template raises
             text = render(tokenizer, messages)
             written.update(tokenizer(text, add_special_tokens=False)["input_ids"])
-    # The rest of what it writes is plain text, such as the names of the roles.
-    found = special | (written & added.keys()) | set(ends)
+    # The rest is plain text: the names of the roles, or a word of a small world that is a whole
+    # response and so ends it (examples/boxes.py).
+    found = special | ((written | set(ends)) & added.keys())
     words = {token: tokenizer.decode([token]).strip() for token in found}
     return {token for token, word in words.items() if len(word) > 1 and word not in TAGS}
