@@ -2,18 +2,19 @@
 
     python -m paw_min.running.export runs/NAME --out DIR
 
-writes the policy of a run's newest checkpoint as a Hugging Face folder. LoRA adapters are merged
-into the weights that they adapt. The weights are bf16, to which the passes on a GPU round them,
-too. `hf upload` puts the folder on the Hugging Face hub; the license of the base model applies.
+writes the policy of a run's newest checkpoint as a Hugging Face folder, for transformers 5. The
+weights are bf16, to which the passes on a GPU round them, too. LoRA adapters are merged into the
+weights that they adapt. `hf upload` puts the folder on the Hugging Face hub; the license of the
+base model applies.
 """
 
-import json
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import replace_text, replacing
+from paw_min.base.files import replacing
 from paw_min.model.policy import load_policy
 from paw_min.running.runs import newest_checkpoint
 
@@ -36,25 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         policy = load_policy(str(checkpoint))
         policy.model.to(torch.bfloat16)
         policy.save(partial)
-        add_old_names(partial / "config.json")
-    print(f"{out}: the policy of {checkpoint}")
-
-
-def add_old_names(path: Path) -> None:
-    """The rotary embeddings of a config.json also in the names of transformers 4.
-
-    transformers 5 writes rope_parameters alone. An older program finds no rope_theta there, and
-    takes 10,000 in silence.
-    """
-    config = json.loads(path.read_text())
-    rope = dict(config.get("rope_parameters") or {})
-    if "sliding_attention" in rope:  # Gemma 3 and OLMo 3 scale it in the other layers only
-        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-        rope = dict(rope["full_attention"])
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope.pop("rope_theta")
-        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-    replace_text(path, json.dumps(config, indent=2) + "\n")
+    print(f"{out}: the policy of {checkpoint}, for transformers {version('transformers')}")
 
 
 if __name__ == "__main__":
