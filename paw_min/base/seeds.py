@@ -11,6 +11,7 @@
     ... in TAPO's second part    (seed, update, "world model")          update.mini_batches
     shuffled targets (placebo)   "shuffled", seed, update               targets.shuffled
     new LoRA adapters            seed                                   model/lora.py: attach
+    rounding of merged adapters  "round_bf16", name of the weight       model/lora.py: round_bf16
 
 So an update that is repeated after a kill draws the same numbers.
 """

@@ -9,12 +9,19 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
     as reference         the policy with its adapters off (adapters_off), no second model
     in a checkpoint      an adapter in peft's format, which names the start model; load_policy takes
                          it as a model, merged
-    for vLLM             the merged weights W + s B A at every sync (full_weights)
-    after training       a plain Hugging Face folder with merged weights (running/export.py)
+    for vLLM             the merged weights W + s B A at every sync (full_weights), in a bf16 engine
+                         rounded at random (round_bf16)
+    after training       a plain Hugging Face folder with merged weights, rounded in the same way
+                         (running/export.py)
 
-PPO's critic, a model of its own, is trained in full. With bf16 passes, each frozen W is stored in
-bf16: the passes round it to that anyway, so no log-probability changes. Use about ten times the
-learning rate of full training.
+PPO's critic, a model of its own, is trained in full. Use about ten times the learning rate of full
+training.
+
+With bf16 passes, each frozen W is stored in bf16: the passes round it to that anyway, so no
+log-probability changes. Early in training, s B A is far smaller than the distance of two bf16
+numbers where W is, and s B A x where W x is: a sum of two rounded numbers is the first of them. So
+the trainer's passes add before they round (sum_rounded_once), and merged weights are rounded at
+random (round_bf16). research/bench/README.md has what each of the two is for.
 """
 
 import json
@@ -24,6 +31,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MethodType
 
 import torch
 from safetensors.torch import load_file
@@ -32,6 +40,7 @@ from torch import Tensor, nn
 from paw_min.base.distributed import whole
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading
+from paw_min.base.seeds import generator
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # what names in peft's files begin with
@@ -69,6 +78,23 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     if precision == "bf16":
         for layer in adapted_layers(model):
             layer.base_layer.to(torch.bfloat16)
+            layer.forward = MethodType(sum_rounded_once, layer)
+
+
+def sum_rounded_once(layer, x: Tensor) -> Tensor:
+    """y = W x + s B A x + bias, in place of the forward method of peft's layer, in bf16 passes.
+
+    peft's rounds W x before it adds s B A x. Here the product with W takes it as its start, so that
+    both are summed in fp32.
+    """
+    base = layer.base_layer
+    if layer.disable_adapters:
+        return base(x)
+    learned = SCALE * layer.lora_B["default"](layer.lora_A["default"](x))  # (..., D_out)
+    y = torch.addmm(learned.flatten(0, -2), x.flatten(0, -2), base.weight.T)
+    if base.bias is not None:
+        y = y + base.bias
+    return y.unflatten(0, x.shape[:-1])
 
 
 def linear_layers(model) -> dict[str, nn.Linear]:
@@ -141,17 +167,43 @@ def parameter_names(model) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of every weight, unsharded, merged. Collective: every rank must iterate."""
+def full_weights(model: nn.Module, precision: str = "fp32") -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of every weight, unsharded, merged. Collective: every rank must iterate.
+
+    precision: of the engine that gets them. For "bf16", merged weights are rounded here.
+    """
     # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
     weights = model.state_dict()
     for name, stored in weights.items():
         if ".lora_" in name:
             continue  # added to its layer's weight below
         weight = whole(stored)
+        merged_name = name.replace(".base_layer", "")
         if name.endswith("base_layer.weight"):
             layer = name.removesuffix("base_layer.weight")
             a = whole(weights[f"{layer}lora_A.default.weight"])  # (r, D_in)
             b = whole(weights[f"{layer}lora_B.default.weight"])  # (D_out, r)
             weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
-        yield name.replace(".base_layer", ""), weight
+            if precision == "bf16":
+                weight = round_bf16(weight, merged_name)
+        yield merged_name, weight
+
+
+def round_bf16(weight: Tensor, name: str) -> Tensor:
+    """Each number of a merged fp32 weight, rounded at random to one of its two bf16 neighbors.
+
+    The nearer one is the likelier, so that the expectation is the number itself. The price is noise
+    of at most half the distance of the two (standard deviation), without a direction.
+
+    name: of the weight, the seed of the draws. So rollouts, evaluations and every rank get the same
+    weights from the same adapters, whenever they ask, and small steps change few of them.
+    """
+    seed = generator("round_bf16", name).getrandbits(63)
+    draws = torch.Generator(weight.device).manual_seed(seed)
+    # A bf16 number is the upper half of an fp32 number. The lower half is its part of the distance
+    # to the next one: a random half is added, and what is left of the sum's lower half is cut off.
+    half = torch.randint(
+        2**16, weight.shape, generator=draws, dtype=torch.int32, device=weight.device
+    )
+    cut = (weight.view(torch.int32) + half) & ~0xFFFF
+    return cut.view(torch.float32).bfloat16()

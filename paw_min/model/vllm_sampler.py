@@ -39,6 +39,7 @@ class VLLMSampler:
         check_model(folder)
         import vllm
 
+        self.precision = precision
         self.gpu = torch.cuda.is_available()
         if self.gpu:
             # In sleep mode, the engine's memory is the trainer's between rollouts. Scheduling is
@@ -96,7 +97,7 @@ class VLLMSampler:
             self.llm.wake_up(tags=["weights"])
         # One call loads all: vLLM collects the weights of a layer, of which several may be one of
         # its own (q, k and v), and copies them over the old ones as soon as all are there.
-        weights = {"weights_iterator": full_weights(policy.model)}
+        weights = {"weights_iterator": full_weights(policy.model, self.precision)}
         self.llm.collective_rpc("reload_weights", kwargs=weights)
         # Only now: until here, a layer was there twice, and with LoRA and --shard its weights were
         # merged or gathered.

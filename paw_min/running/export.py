@@ -3,9 +3,10 @@
     python -m paw_min.running.export runs/NAME --out DIR
 
 writes the policy of a run's newest checkpoint as a Hugging Face folder, for transformers 5. The
-weights are bf16, to which the passes on a GPU round them, too. LoRA adapters are merged into the
-weights that they adapt. `hf upload` puts the folder on the Hugging Face hub; the license of the
-base model applies.
+weights are bf16, to which the passes on a GPU round them, too. LoRA adapters, which no pass rounds
+together with their weights, are merged and rounded at random, as for vLLM (lora.round_bf16): to the
+nearest bf16 number, most of a short training would be lost. `hf upload` puts the folder on the
+Hugging Face hub; the license of the base model applies.
 """
 
 from importlib.metadata import version
@@ -15,6 +16,7 @@ import torch
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replacing
+from paw_min.model import lora
 from paw_min.model.policy import load_policy
 from paw_min.running.runs import newest_checkpoint
 
@@ -35,6 +37,9 @@ def main(argv: list[str] | None = None) -> None:
     # Complete or not at all, so that an interrupted command can be repeated.
     with replacing(out.resolve()) as partial:
         policy = load_policy(str(checkpoint))
+        if lora.base_model(str(checkpoint)):
+            for name, layer in lora.linear_layers(policy.model).items():
+                layer.weight.data = lora.round_bf16(layer.weight.data, f"{name}.weight")
         policy.model.to(torch.bfloat16)
         policy.save(partial)
     print(f"{out}: the policy of {checkpoint}, for transformers {version('transformers')}")
