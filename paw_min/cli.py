@@ -14,8 +14,6 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
     method: of train.train, a plain function, whose name becomes a part of the run's; default: its
     own. argv: default: the command line.
     """
-    import torch
-
     from paw_min.base import distributed
     from paw_min.config import parse_args
     from paw_min.running.plan import dry_run
@@ -24,17 +22,12 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
     if method:
         presets = {name: preset | {"method": method.__name__} for name, preset in presets.items()}
     with user_errors(distributed.with_rank):
-        try:
-            cfg, mode = parse_args(env, presets, doc, argv)
-            if mode == "dry-run":
-                dry_run(cfg)
-            else:
-                train(cfg, mode == "eval-only", method or paw)
-            distributed.finish()
-        except torch.OutOfMemoryError as error:
-            reason = " ".join(str(error).split())[:200]
-            remedy = "rerun with a lower --micro-tokens or --vllm-memory; the run then resumes."
-            raise UserError(f"the GPU's memory is full ({reason}): {remedy}") from error
+        cfg, mode = parse_args(env, presets, doc, argv)
+        if mode == "dry-run":
+            dry_run(cfg)
+        else:
+            train(cfg, mode == "eval-only", method or paw)
+        distributed.finish()
 
 
 def fork(method: Callable, settings: dict, doc: str) -> None:

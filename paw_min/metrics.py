@@ -27,15 +27,15 @@ def timed(metrics: dict[str, float], name: str) -> Iterator[None]:
     metrics[name] = time.perf_counter() - began
 
 
-def peak_memory(device: torch.device, asleep: int) -> float:
+def peak_memory(device: torch.device, released: int) -> float:
     """GB: the GPU allocator's peak since the last call, or the process's since its start.
 
-    asleep: bytes of vLLM, which are not counted on a GPU.
+    released: bytes of vLLM, which are not counted on a GPU.
     """
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        return (peak - asleep) / 1e9
+        return (peak - released) / 1e9
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 

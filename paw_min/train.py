@@ -141,7 +141,7 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.
     metrics["sampler_gap"] = gap
     # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
-    metrics["memory_gb"] = peak_memory(s.policy.device, s.sampler.asleep)
+    metrics["memory_gb"] = peak_memory(s.policy.device, s.sampler.released)
     return describe_episodes(played.episodes) | metrics | played.metrics | seconds
 
 

@@ -20,6 +20,7 @@ from paw_min.toy import default_data
 from tests.helpers import SMALL, make_policy
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM's CPU build has no sleep mode, which a GPU needs
 torch.set_num_threads(1)  # two threads on a busy machine are far slower than one
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 # Some tests parse lists nested beyond the recursion limit. Should the collector run at that

@@ -203,6 +203,10 @@ def pretend() -> None:
     # An operation of GPUs alone: fp32 results of bf16 factors.
     KERNELS.impl("mm.dtype", lambda a, b, kind: a.to(kind) @ b.to(kind), "CPU")
     torch.inference_mode = inference_mode
+    # Its fused kernel rounds otherwise than the loop that a CPU run takes.
+    torch.optim.AdamW = lambda groups, fused=None, made=torch.optim.AdamW, **options: made(
+        groups, **options
+    )
 
 
 def swap_tensors(parameter, moved, swap=torch.utils.swap_tensors) -> None:

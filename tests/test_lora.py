@@ -112,11 +112,47 @@ def test_small_adapters_arrive_in_bf16():
         if "proj.weight" not in name:
             assert torch.equal(weight, exact[name])  # vLLM rounds it as the passes do
             continue
+        assert weight.dtype == torch.bfloat16
         # One of the two neighbors, and a bf16 number is its own.
         apart = (weight.float() - exact[name]).abs()
         assert (apart < exact[name].abs() / 128 + 1e-30).all()
         whole = exact[name].bfloat16()
         assert torch.equal(lora.round_bf16(whole.float(), name), whole)
+
+
+@torch.no_grad()
+def test_small_adapters_arrive_in_bf16_passes():
+    """Of each layer, beside peft's own way to add."""
+    policy = briefly_trained(make_policy(hidden_size=128, intermediate_size=256))
+    draw = torch.Generator().manual_seed(2)
+    parts = {"ours": 0.0, "peft": 0.0}
+    length = 0.0
+    with torch.autocast("cpu", torch.bfloat16):
+        for layer in lora.adapted_layers(policy.model):
+            a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            x = torch.randn(4, 64, a.shape[1], generator=draw)
+            learned = 2 * x @ a.T @ b.T
+            length += learned.float().square().sum()
+            for name, y in (("ours", layer(x)), ("peft", type(layer).forward(layer, x))):
+                assert y.dtype == torch.bfloat16
+                parts[name] += ((y.float() - layer.base_layer(x).float()) * learned).sum()
+    assert parts["ours"] / length == pytest.approx(1, abs=0.1)
+    assert parts["peft"] / length < 0.5
+
+
+def test_gradients_in_bf16_passes():
+    policy = with_adapters(make_policy(), "bf16")
+    draw = torch.Generator().manual_seed(2)
+    for layer in lora.adapted_layers(policy.model):
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        x = torch.randn(4, 8, a.shape[1], generator=draw, requires_grad=True)
+        weight = layer.base_layer.weight.float()
+        g = torch.randn(4, 8, len(b), generator=draw)
+        exact = torch.autograd.grad((x @ (weight + 2 * b @ a).T * g).sum(), (x, a, b))
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = torch.autograd.grad((layer(x) * g).sum(), (x, a, b))
+        for d, exact_d in zip(ours, exact, strict=True):
+            assert (d - exact_d).norm() < 0.02 * exact_d.norm()
 
 
 def test_the_mean_of_many_roundings_is_the_number():

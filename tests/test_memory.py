@@ -16,7 +16,7 @@ from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
-from paw_min.model.policy import load_policy
+from paw_min.model.policy import Policy, load_policy
 from paw_min.model.published import empty_model
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, rows_that_fit
@@ -218,8 +218,15 @@ def test_a_plan_counts_the_evaluations(updates, every, times, config, capsys):
 def test_memory_gb_leaves_vllm_out(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * 10**9)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    assert peak_memory(torch.device("cuda"), asleep=2 * 10**9) == 3.0
-    assert 0.01 < peak_memory(torch.device("cpu"), asleep=0) < 1000
+    assert peak_memory(torch.device("cuda"), released=2 * 10**9) == 3.0
+    assert 0.01 < peak_memory(torch.device("cpu"), released=0) < 1000
+
+
+def test_the_optimizer_on_a_gpu_needs_no_copies_of_what_it_trains(monkeypatch):
+    policy = make_policy()
+    assert not session.make_optimizer(policy, 1e-3, 0.95).defaults["fused"]
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    assert session.make_optimizer(policy, 1e-3, 0.95).defaults["fused"]
 
 
 def test_no_gradient_is_stored_in_a_rollout():

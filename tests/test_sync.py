@@ -269,7 +269,7 @@ def test_a_sampler_is_closed_where_the_start_fails(config, monkeypatch):
     sampler = HFSampler()
     sampler.close = lambda: closed.append(True)
     monkeypatch.setattr(session, "HFSampler", lambda: sampler)
-    monkeypatch.setattr(session, "load_trained", Mock(side_effect=UserError("no room")))
+    monkeypatch.setattr(session, "make_optimizer", Mock(side_effect=UserError("no room")))
     with pytest.raises(UserError, match="no room"):
         train.train(config())
     assert closed

@@ -23,6 +23,7 @@ from paw_min.base import console
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
+from paw_min.model.sampler import HFSampler
 from paw_min.running import plan, plot, runs, session
 from paw_min.running.config_json import read_config
 from paw_min.running.evaluate import short
@@ -177,14 +178,26 @@ def test_eval_only(config, capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "r" / "metrics.jsonl").exists()
 
 
-def test_a_full_gpu_is_one_sentence(config, monkeypatch):
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+    RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62, 2 GiB"),  # vLLM's
+])
+@pytest.mark.parametrize("sync", [1, 2])
+def test_a_full_gpu_is_one_sentence(config, monkeypatch, error, sync):
+    """At the start, and at a later sync."""
     flags = argv({k: v for k, v in vars(config()).items() if v != getattr(Config, k)})
     monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *flags])
 
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+    class Full(HFSampler):
+        syncs = 0
 
-    monkeypatch.setattr(train, "train", full)
+        def sync(self, policy):
+            self.syncs += 1
+            if self.syncs == sync:
+                raise error
+            return super().sync(policy)
+
+    monkeypatch.setattr(session, "HFSampler", Full)
     with pytest.raises(SystemExit, match="memory is full .*2 GiB.: rerun with a lower --micro-tok"):
         cli.main("alfworld", run_alfworld.PRESETS, "")
 

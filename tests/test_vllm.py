@@ -7,10 +7,11 @@ trainer stops a run at 1e-3; what is lost by a broken sync is here always over 5
 
 import json
 import random
+import re
 import sys
 from collections import deque
 from itertools import islice
-from unittest.mock import Mock, call
+from unittest.mock import Mock, call, patch
 
 import pytest
 import torch
@@ -21,12 +22,13 @@ from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.vllm_sampler import VLLMSampler
 from tests import helpers
-from tests.helpers import with_adapters
+from tests.helpers import one_sentence, with_adapters
 
 pytestmark = pytest.mark.slow
 ROUNDING = 1e-4
 BROKEN = 5e-2  # the limit of the trainer lies between
 LONGEST = 640
+SLOTS = 24  # fewer than some tests have requests
 
 
 def small_policy() -> Policy:
@@ -43,7 +45,9 @@ def start(folder, precision: str) -> tuple[Policy, VLLMSampler]:
     published = {"top_k": 1, "repetition_penalty": 5.0, "eos_token_id": [3, 4, 5, 6]}
     (folder / "generation_config.json").write_text(json.dumps(published))  # all to be ignored
     state = torch.get_rng_state()
-    sampler = VLLMSampler(str(folder), LONGEST, precision, memory_share=0.4, seed=0)
+    sampler = VLLMSampler(
+        str(folder), LONGEST, precision, memory_share=0.4, seed=-1 - 2**32, slots=SLOTS
+    )
     assert torch.equal(state, torch.get_rng_state())  # vLLM seeds it
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1  # vLLM replaces the function
@@ -52,8 +56,22 @@ def start(folder, precision: str) -> tuple[Policy, VLLMSampler]:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """precision -> (policy, sampler). They end together: one ends what both share."""
-    made = {kind: start(tmp_path_factory.mktemp(kind), kind) for kind in ("fp32", "bf16")}
+    """precision -> (policy, sampler). They end together: one ends what both share.
+
+    That in fp32 schedules asynchronously, as on a GPU; vLLM's CPU build would not.
+    """
+    made = {"bf16": start(tmp_path_factory.mktemp("bf16"), "bf16")}
+    from vllm.platforms.cpu import CpuPlatform
+
+    usual = CpuPlatform.check_and_update_config
+
+    def as_on_a_gpu(_, config) -> None:
+        usual(config)
+        config.scheduler_config.async_scheduling = True
+
+    with patch.object(CpuPlatform, "check_and_update_config", classmethod(as_on_a_gpu)):
+        made["fp32"] = start(tmp_path_factory.mktemp("fp32"), "fp32")
+    assert made["fp32"][1].llm.llm_engine.engine_core.engine_core.batch_queue is not None
     yield made
     for _, sampler in made.values():
         sampler.close()
@@ -203,28 +221,134 @@ def test_late_requests_are_answered_while_others_run(fp32):
         run = sampler.generate(queue, 1.0, 200)
         assert not any(islice(run, 5))
         queue.append(late)
-        finished = [r.slot for part in islice(run, steps) for r in part]
+        # Scheduling is a token ahead: another one has begun when this request joins.
+        finished = [r.slot for part in islice(run, steps + 1) for r in part]
         assert finished == [late.slot]
         assert [r for part in run for r in part] == [answers[early.slot]]
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: out of memory")])
-def test_a_sleeping_engine_is_woken_before_it_ends(error):
-    """On a GPU, which is not there; without room to wake up, the engine still ends."""
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_runs_when_a_block_has_ended(engines, precision):
+    """By all responses, or by an exception; the next block is right."""
+    policy, sampler = engines[precision]
+    engine = sampler.llm.llm_engine
+    core = engine.engine_core.engine_core
+
+    def is_idle() -> bool:
+        return not (core.batch_queue or core.scheduler.has_unfinished_requests()
+                    or engine.get_num_unfinished_requests() or sampler.running)
+
+    with sampler.sync(policy):
+        list(sampler.generate(deque(requests(30)), 1.0, 20))
+        assert is_idle()
+    with pytest.raises(KeyboardInterrupt), sampler.sync(policy):
+        run = sampler.generate(deque(requests(30)), 1.0, 20)
+        list(islice(run, 3))
+        assert not is_idle()
+        raise KeyboardInterrupt
+    assert is_idle()
+    answers = answer(policy, sampler, requests(30))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        assert gap(policy, requests(30), answers) < (ROUNDING if precision == "fp32" else 0.1)
+
+
+def test_the_engine_is_described(fp32, capsys):
+    _, sampler = fp32
+    config = sampler.llm.llm_engine.vllm_config
+    assert config.scheduler_config.max_num_seqs == SLOTS
+    assert config.model_config.seed == 2**32 - 1
+    sampler.report()
+    said = capsys.readouterr().out
+    tokens, attention = re.fullmatch(
+        r"vLLM: keys and values of (\S+) tokens, attention by (\S+); its usage report is off "
+        r"\(VLLM_NO_USAGE_STATS=1\)\n", said
+    ).groups()
+    assert int(tokens.replace(",", "")) > 10_000 and attention == "CPU_ATTN"
+
+
+# ---- on a GPU, which is not there ----
+
+FULL = RuntimeError("CUDA Error: out of memory at /csrc/cumem_allocator.cpp:62")
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A sampler whose engine only notes its calls; `free`: what the GPU has left, call by call."""
     sampler = VLLMSampler.__new__(VLLMSampler)
-    sampler.gpu, sampler.llm = True, Mock()
-    sampler.llm.wake_up.side_effect = error
-    sampler.close()
-    assert sampler.llm.mock_calls == [call.wake_up(), call.llm_engine.engine_core.shutdown()]
+    sampler.gpu, sampler.llm, sampler.precision = True, Mock(), "bf16"
+    sampler.kept, sampler.running = 10**9, {}
+    sampler.llm.llm_engine.engine_core.engine_core.batch_queue = None
+    sampler.free = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", Mock())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (sampler.free.pop(0), 80 * 10**9))
+    return sampler
+
+
+@pytest.mark.parametrize("error", [None, FULL])
+def test_a_sleeping_engine_is_woken_before_it_ends(on_gpu, error):
+    """Without room to wake up, the engine still ends."""
+    on_gpu.llm.wake_up.side_effect = error
+    on_gpu.close()
+    assert on_gpu.llm.mock_calls == [call.wake_up(), call.llm_engine.engine_core.shutdown()]
+
+
+def test_an_engine_sleeps_after_each_block(on_gpu):
+    """Its weights are those of the next sync, and need no copy."""
+    on_gpu.free = [60 * 10**9, 59 * 10**9]
+    with on_gpu.sync(small_policy()):
+        on_gpu.llm.generate()
+    calls = [one for one in on_gpu.llm.mock_calls if not one[0].startswith("llm_engine")]
+    assert [name for name, _, _ in calls] == [
+        "wake_up", "collective_rpc", "wake_up", "reset_prefix_cache", "generate", "sleep",
+    ]
+    assert calls[0] == call.wake_up(tags=["weights"]) and calls[-1] == call.sleep(level=2)
+    assert on_gpu.kept == 2 * 10**9
+
+
+def test_an_engine_whose_start_or_block_fails_sleeps(on_gpu):
+    on_gpu.free = 4 * [60 * 10**9]
+    for error in (FULL, ValueError("of the environment")):
+        if error is FULL:
+            on_gpu.llm.wake_up.side_effect = [None, FULL]  # no room for keys and values
+        else:
+            on_gpu.llm.wake_up.side_effect = None
+        on_gpu.running["3"] = Request(0, [1], 0)
+        with pytest.raises(type(error), match=str(error)[:12]), on_gpu.sync(small_policy()):
+            raise error
+        assert on_gpu.llm.mock_calls[-1] == call.sleep(level=2) and not on_gpu.running
+        assert call.llm_engine.abort_request(["3"]) in on_gpu.llm.mock_calls
+
+
+def test_a_sleep_that_leaves_gigabytes_stops_the_run(on_gpu):
+    on_gpu.free = [60 * 10**9, 30 * 10**9]
+    with one_sentence("31.0 GB of the GPU stay in use while vLLM sleeps"):
+        with on_gpu.sync(small_policy()):
+            pass
 
 
 def test_what_is_wrong_is_said_in_a_sentence(fp32, monkeypatch, tmp_path):
-    fp32[0].save(tmp_path)
+    policy, sampler = fp32
+    policy.save(tmp_path)
     with pytest.raises(UserError, match="cannot run .* with 99999 tokens.*max_model_len"):
-        VLLMSampler(str(tmp_path), 99999, "fp32", 0.4, 0)
+        VLLMSampler(str(tmp_path), 99999, "fp32", 0.4, 0, 8)
+    engine = sampler.llm.llm_engine
+    for error, reason in ((RuntimeError("no kernel for\nhead_dim=16"), "no kernel for head_dim"),
+                          (AssertionError(), "AssertionError")):
+        with patch.object(engine, "step", side_effect=error), sampler.sync(policy):
+            with one_sentence(f"vLLM failed .{reason}.*: rerun .* --sampler transformers"):
+                list(sampler.generate(deque(requests(1)), 1.0, 4))
+    import vllm
+
+    # cli.main has the sentence of a full GPU.
+    monkeypatch.setattr(vllm, "LLM", Mock(side_effect=FULL))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        VLLMSampler(str(tmp_path), 64, "fp32", 0.4, 0, 8)
+    with patch.object(engine, "step", side_effect=FULL), sampler.sync(policy):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            list(sampler.generate(deque(requests(1)), 1.0, 4))
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
-        VLLMSampler("nowhere", 8, "fp32", 0.4, 0)
+        VLLMSampler("nowhere", 8, "fp32", 0.4, 0, 8)
 
 
 def test_a_plan_has_no_notes_of_vllm():

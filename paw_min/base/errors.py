@@ -20,12 +20,17 @@ class UserError(ValueError):
     """An error that the user can fix: shown as one sentence, without a traceback."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Is the GPU's memory full? torch's error says so, and so do the plain ones of vLLM."""
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
 @contextmanager
 def user_errors(named: Callable[[str], str] = str):
     """End the process with one sentence and exit code 1 where a user can help.
 
-    That is at a UserError, at Ctrl-C and with a full disk. It ends silently where the output has
-    been closed, as by `| head`. named: adds the rank to a sentence.
+    That is at a UserError, at Ctrl-C, with a full disk and with a full GPU. It ends silently where
+    the output has been closed, as by `| head`. named: adds the rank to a sentence.
     """
     try:
         try:
@@ -47,6 +52,12 @@ def user_errors(named: Callable[[str], str] = str):
         if error.errno not in FULL:
             raise
         sys.exit(named(f"error: {error.strerror}: free space, and rerun the same command"))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        sys.exit(named(f"error: the GPU's memory is full ({reason}): rerun with a lower "
+                       "--micro-tokens or --vllm-memory; the run then resumes."))
 
 
 class Parser(argparse.ArgumentParser):

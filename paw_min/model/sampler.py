@@ -51,7 +51,8 @@ class Response:
 class Sampler(Protocol):
     """HFSampler below, or VLLMSampler."""
 
-    asleep: int  # bytes that it has released on the GPU, but that torch counts as allocated
+    released: int  # bytes that it has released on the GPU, but that torch counts as allocated
+    kept: int  # bytes of the GPU that it keeps outside of `sync`
 
     def sync(self, policy: Policy) -> AbstractContextManager: ...
 
@@ -97,7 +98,8 @@ class HFSampler:
 
     def __init__(self):
         self.free = 0  # bytes of the GPU in this `sync`
-        self.asleep = 0
+        self.released = 0
+        self.kept = 0
 
     @contextmanager
     def sync(self, policy: Policy):

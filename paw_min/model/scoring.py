@@ -34,9 +34,9 @@ MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
 REMEDY = {
     "transformers": "this model generates otherwise than it trains: use another --model, or "
     "--sampler vllm",
-    "vllm": "vLLM's weights, temperature or architecture are not the trainer's: use --sampler "
-    "transformers, or the versions of vLLM and torch in requirements.txt and "
-    "requirements-vllm.txt",
+    "vllm": "vLLM computes this model otherwise than the trainer: use --sampler transformers, the "
+    "versions of vLLM and torch in requirements.txt and requirements-vllm.txt, or, if only bf16 "
+    "differs so much, --precision fp32",
 }
 
 

@@ -17,36 +17,44 @@ from itertools import count
 import torch
 
 from paw_min.base import distributed
-from paw_min.base.errors import UserError
+from paw_min.base.console import say
+from paw_min.base.errors import UserError, is_out_of_memory
 from paw_min.base.files import reason_of
 from paw_min.model.lora import full_weights
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
+
+KEPT = 5e9  # bytes: more than a sleeping engine's CUDA graphs, workspaces and libraries
 
 
 class VLLMSampler:
     """Continuous batching by vLLM, with weights from `sync` only.
 
     Create it after the process group and before the trainer's model: vLLM measures the free memory.
-    Outside of `sync` its weights and cache hold no GPU memory.
+    Outside of `sync` its weights and cache hold no GPU memory; what else it keeps is in `kept`.
 
     folder: of the model's config, or hub name. max_model_len: tokens of the longest prompt plus
     response. memory_share: fraction of the GPU for weights and K/V cache. seed: of the engine, not
-    of the tokens, which have the seeds of their requests.
+    of the tokens, which have the seeds of their requests. slots: most requests at a time; others
+    wait.
     """
 
-    def __init__(self, folder: str, max_model_len: int, precision: str, memory_share, seed: int):
+    def __init__(
+        self, folder: str, max_model_len: int, precision: str, memory_share: float, seed: int,
+        slots: int,
+    ):
         check_model(folder)
         import vllm
 
         self.precision = precision
         self.gpu = torch.cuda.is_available()
+        self.running: dict[str, Request] = {}  # by the engine's name of the request
+        self.ids = count()  # names of requests; vLLM wants each once
+        self.kept = 0  # bytes of the GPU that it keeps in its sleep, such as CUDA graphs
         if self.gpu:
-            # In sleep mode, the engine's memory is the trainer's between rollouts. Scheduling is
-            # synchronous as on a CPU, where this is tested: nothing runs when a rollout has ended.
-            of_device = dict(
-                gpu_memory_utilization=memory_share, enable_sleep_mode=True, async_scheduling=False
-            )
+            free, _ = torch.cuda.mem_get_info()
+            # In sleep mode, the engine's memory is the trainer's between rollouts.
+            of_device = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
         else:
             # With chunked prefill, vLLM samples after each chunk and rewinds the generator, which
             # CPU generators cannot do. VLLM_CPU_KVCACHE_SPACE overrides the cache of 1 GiB.
@@ -60,7 +68,7 @@ class VLLMSampler:
             with isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
                     model=folder, skip_tokenizer_init=True, trust_remote_code=False,
-                    load_format="dummy", seed=seed,
+                    load_format="dummy", seed=seed % 2**32, max_num_seqs=slots,
                     hf_overrides={"head_dtype": "float32"},  # fp32 logits, like the trainer's
                     generation_config="vllm",  # not the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
@@ -70,30 +78,53 @@ class VLLMSampler:
                     **of_device,
                 )
         except Exception as error:  # e.g. too many tokens, too little memory, an unknown kernel
+            if is_out_of_memory(error):
+                raise
             reason = " ".join(str(error).split())[:400]
             raise UserError(
                 f"vLLM cannot run {folder} with {max_model_len} tokens: change what it names, or "
                 f"use --sampler transformers ({reason})"
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
-        self.ids = count()  # names of requests; vLLM wants each once
-        self.asleep = 0  # bytes that torch counts as allocated, although sleep has released them
+        self.report()
+        self.released = 0  # bytes that torch counts as allocated, although sleep has released them
         if self.gpu:
-            self.llm.sleep(level=1)
-            self.asleep = torch.cuda.memory_allocated()
+            self.sleep(free)
+            self.released = torch.cuda.memory_allocated()
 
     @contextmanager
     def sync(self, policy: Policy):
         """The trainer's weights in the engine, for this block. Collective if the model is sharded.
 
-        On a GPU, as vLLM 0.32 does it: sleep(level=1) aborts what runs, empties the prefix cache,
-        copies the weights to CPU memory and drops keys and values. The engine schedules again as
-        soon as both are awake. On a CPU nothing sleeps.
+        On a GPU, as vLLM 0.32 does it: sleep(level=2) drops weights, keys and values, and keeps a
+        copy of the model's buffers in CPU memory. The engine schedules again as soon as both are
+        awake. On a CPU nothing sleeps. Whatever ends the block leaves no request in the engine.
+
+        UserError if a sleep leaves more than KEPT bytes on the GPU.
         """
         self.eos_ids = policy.eos_ids
         policy.zero_grad()  # gradients of the last step: 4 bytes per trained parameter
         if self.gpu:
             torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
+            free, _ = torch.cuda.mem_get_info()
+        try:
+            self.load(policy)
+            yield
+        finally:
+            self.llm.llm_engine.abort_request(list(self.running))
+            self.running.clear()
+            self.finish_step()
+            if self.gpu:
+                self.sleep(free)
+        if self.kept > KEPT:
+            raise UserError(
+                f"{self.kept / 1e9:.1f} GB of the GPU stay in use while vLLM sleeps (usual: 1 to "
+                "3): stop other programs on this card, or use --sampler transformers."
+            )
+
+    def load(self, policy: Policy) -> None:
+        """Wake the engine up with the trainer's weights."""
+        if self.gpu:
             self.llm.wake_up(tags=["weights"])
         # One call loads all: vLLM collects the weights of a layer, of which several may be one of
         # its own (q, k and v), and copies them over the old ones as soon as all are there.
@@ -107,36 +138,71 @@ class VLLMSampler:
         # there are none.
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: requests are still running")
-        yield
-        if self.gpu:
-            self.llm.sleep(level=1)
+
+    def sleep(self, free: int) -> None:
+        """free: bytes of the GPU that were free before the engine was made, or before it woke."""
+        self.llm.sleep(level=2)
+        self.kept += free - torch.cuda.mem_get_info()[0]
 
     def generate(
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
-        """Like HFSampler.generate; a unit of work is one token of every running sequence."""
+        """Like HFSampler.generate; a unit of work is one token of every running sequence.
+
+        On a GPU, vLLM schedules the next token while this one is computed: a unit returns what the
+        one before has finished, and the caller works beside the GPU.
+        """
         engine = self.llm.llm_engine
-        running = {}  # request id -> Request
-        while queue or running:
+        while queue or self.running:
             # Requests that arrived since the last token join the running batch.
             while queue:
                 request = queue.popleft()
                 name = str(next(self.ids))
                 params = self._params(request, temperature, max_tokens)
                 engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
-                running[name] = request
-            with isolated():
-                outputs = engine.step()
+                self.running[name] = request
             finished = []
-            for output in outputs:
+            for output in self.step():
                 completion = output.outputs[0]
                 ids = list(completion.token_ids)
                 # One dictionary per token, with the sampled token as its only key.
                 logps = [at[token].logprob for token, at in zip(ids, completion.logprobs)]
-                request = running.pop(output.request_id)
+                request = self.running.pop(output.request_id)
                 cut = ids[-1] not in self.eos_ids
                 finished.append(Response(request.slot, ids, logps, cut))
             yield finished
+        self.finish_step()
+
+    def step(self) -> list:
+        """What vLLM has finished; UserError where it fails."""
+        try:
+            with isolated():
+                return self.llm.llm_engine.step()
+        # Such as heads of a size that it has no kernel for; an assertion may have no text.
+        except (RuntimeError, AssertionError) as error:
+            if is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise UserError(
+                f"vLLM failed ({reason}): rerun the same command to resume, or, where it fails "
+                "again, use --sampler transformers with another --name."
+            ) from error
+
+    def finish_step(self) -> None:
+        """Wait for the token that asynchronous scheduling has begun, of requests that are done."""
+        while self.llm.llm_engine.engine_core.engine_core.batch_queue:
+            self.step()
+
+    def report(self) -> None:
+        """Say what the engine is like, since it logs errors only."""
+        config = self.llm.llm_engine.vllm_config
+        cache = config.cache_config
+        layers = config.compilation_config.static_forward_context.values()
+        backends = {layer.get_attn_backend().get_name() for layer in layers}
+        off = os.environ["VLLM_NO_USAGE_STATS"] == "1"
+        say(f"vLLM: keys and values of {cache.num_gpu_blocks * cache.block_size:,} tokens, "
+            f"attention by {', '.join(sorted(backends))}"
+            f"{'; its usage report is off (VLLM_NO_USAGE_STATS=1)' if off else ''}")
 
     def close(self) -> None:
         """Shut the engine down. This also destroys torch's process group, whoever created it, so
@@ -178,8 +244,10 @@ def check_model(folder: str) -> None:
     It runs some families (OLMo 2, SmolLM3, GPT-NeoX, ...) by the code of transformers, whose
     classes it changes. The trainer's model has the same classes.
     """
-    # vLLM reads these at import: run the engine in this process, and log errors only.
+    # vLLM reads these at import: run the engine in this process, log errors only, and send no
+    # report of its use.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(level)  # vLLM itself sets it with the engine only
     check_installed()
