@@ -60,10 +60,8 @@ def test_needs_of_ppo_of_shards_and_of_vllm():
     # On a GPU, there are no gradients beside vLLM or the reference.
     assert on_gpu(ours, vllm=0) == 16 * N and on_gpu(ours, vllm=24e9) == 12 * N + 24e9
     assert on_gpu(sharded, vllm=0) == 3 * N + sharded.reference
-    with_vllm = of(sampler="vllm")
-    assert with_vllm.sleeping == 2 * N and of(sampler="vllm", precision="fp32").sleeping == 4 * N
-    assert beside_gpus(with_vllm, 1) == 2 * N + ours.reference + 12 * N
-    assert beside_gpus(of(sampler="vllm", lora_rank=8), 2) == 2 * (2 * N + 4 * N)  # loading
+    assert beside_gpus(ours, 2) == 2 * ours.reference + 12 * N
+    assert beside_gpus(of(lora_rank=8), 2) == 2 * 4 * N  # loading
 
 
 @pytest.mark.parametrize("rank", [0, 4])

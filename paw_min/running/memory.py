@@ -5,7 +5,7 @@
                  full. --shard divides all of this by the number of ranks
     reference    4 bytes per parameter, with a KL term and without LoRA; in bf16 passes, 2 bytes of
                  what they round
-    vLLM         its fraction of the GPU, and a copy of its weights in CPU memory while it sleeps
+    vLLM         its fraction of the GPU; it sleeps without a copy of its weights
     checkpoint   12 bytes per trained parameter: weight and both moments. Rank 0 gathers it in CPU
                  memory. On the disk there are two of them while one is written
 
@@ -37,7 +37,6 @@ class Needs:
     gradients: float  # part of the states; none from a rollout to the next training pass
     reference: float
     weights: float  # of the model in fp32, which is loaded in CPU memory
-    sleeping: float  # vLLM's weights in CPU memory
     checkpoint: float
 
 
@@ -62,7 +61,6 @@ def needs(cfg: Config, model, ranks: int, precision: str) -> Needs:
         gradients=4 * trained / share,
         reference=reference,
         weights=4 * total,
-        sleeping=number * total if cfg.sampler == "vllm" else 0,
         checkpoint=12 * trained,
     )
 
@@ -89,9 +87,7 @@ def beside_gpus(ours: Needs, ranks: int) -> float:
 
     Either all ranks load their models, or rank 0 gathers a checkpoint.
     """
-    loading = ranks * ours.weights
-    saving = ranks * ours.reference + ours.checkpoint
-    return ranks * ours.sleeping + max(loading, saving)
+    return max(ranks * ours.weights, ranks * ours.reference + ours.checkpoint)
 
 
 @dataclass
