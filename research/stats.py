@@ -1,37 +1,25 @@
 """Arms compared over their seeds: means, paired differences, and 95 % intervals of these.
 
-A study makes a list of records, one per run, measure and task. The value of a run is the mean over
-the parts of a measure of the mean over their tasks. An arm is compared with the base arm seed by
-seed and task by task, on those that both have. The mean difference gets a bootstrap interval: draw
-seeds, then tasks, both with replacement. All seeds share the panel, so the tasks of a draw are the
-same for all seeds. With three seeds and one number for each, the interval is the range from the
-worst to the best seed, which holds the true mean in 75 % of the cases if the distribution is
-symmetric. Studies with one number per seed use paired t: mean ± t(n-1) s / sqrt(n).
+The value of a run is the mean over the parts of a measure of the mean over their tasks. An arm is
+compared with the base arm seed by seed and task by task, on those that both have. The mean
+difference gets a bootstrap interval: draw seeds, then tasks, both with replacement. All seeds share
+the panel, so the tasks of a draw are the same for all seeds. With three seeds and one number for
+each, the interval is the range from the worst to the best seed, which holds the true mean in 75 %
+of the cases if the distribution is symmetric. Studies with one number per seed use paired t:
+mean ± t(n-1) s / sqrt(n).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
 DRAWS = 2000
 
 Interval = tuple[float, float]
-Column = dict[str, dict[str, float]]  # one measure of a run: part -> task -> value
-
-
-class Record(NamedTuple):
-    """One number of one run."""
-
-    arm: str
-    seed: int
-    measure: str
-    value: float
-    task: str = ""
-    part: str = ""  # The parts of a measure have equal weights.
+Column = dict[str, dict[str, float]]  # a measure of a run: part (equal weights) -> task -> value
 
 
 @dataclass
@@ -60,24 +48,23 @@ def signed(difference: float | None, interval: Interval | None, digits: int = 1)
     return f"{shown[0]} [{shown[1]}, {shown[2]}]" if interval else shown[0]
 
 
-def compare(records: list[Record], base: str) -> dict[str, dict[str, Compared]]:
-    """{arm: {measure: Compared}}, in the order of the records; only measures that all runs have."""
-    runs: dict[tuple[str, int], dict[str, Column]] = {}
-    for arm, seed, measure, value, task, part in records:
-        columns = runs.setdefault((arm, seed), {})
-        columns.setdefault(measure, {}).setdefault(part, {})[task] = value
+def compare(
+    runs: dict[tuple[str, int], dict[str, Column]], base: str
+) -> dict[str, dict[str, Compared]]:
+    """{(arm, seed): measures of the run} -> {arm: {measure: Compared}}; what all runs have."""
     first, *_ = runs.values()
     measures = [name for name in first if all(name in columns for columns in runs.values())]
-    found = {}
-    for arm in dict.fromkeys(arm for arm, _ in runs):
-        found[arm] = {}
-        for name in measures:
-            ours, theirs = (
-                {seed: columns[name] for (label, seed), columns in runs.items() if label == chosen}
-                for chosen in (arm, base)
-            )
-            found[arm][name] = compared(ours, {} if arm == base else theirs)
-    return found
+
+    def column(arm: str, name: str) -> dict[int, Column]:
+        return {seed: columns[name] for (label, seed), columns in runs.items() if label == arm}
+
+    return {
+        arm: {
+            name: compared(column(arm, name), {} if arm == base else column(base, name))
+            for name in measures
+        }
+        for arm in dict.fromkeys(arm for arm, _ in runs)
+    }
 
 
 def compared(ours: dict[int, Column], base: dict[int, Column]) -> Compared:
@@ -100,19 +87,14 @@ def mean_of(column: Column) -> float:
 
 def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
     """Differences by seed and task -> (seeds, tasks) for each part; only what all runs have."""
-    runs = ours + base
-    differences = []
+    found = []
     for part in base[0] if base else ():
-        if not all(part in run for run in runs):
-            continue
-        tasks = [task for task in base[0][part] if all(task in run[part] for run in runs)]
-        if not tasks:
-            continue
-        rows = []
-        for own, other in zip(ours, base):
-            rows.append([own[part][task] - other[part][task] for task in tasks])
-        differences.append(np.array(rows))  # (seeds, tasks)
-    return differences
+        columns = [column.get(part, {}) for column in base + ours]
+        tasks = [task for task in columns[0] if all(task in column for column in columns)]
+        if tasks:
+            values = np.array([[column[task] for task in tasks] for column in columns])
+            found.append(values[len(base) :] - values[: len(base)])  # (seeds, tasks)
+    return found
 
 
 def bootstrap_interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> Interval:

@@ -7,14 +7,14 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from paw_min.base.errors import UserError
-from paw_min.running import runs
+from paw_min.running import memory, runs
+from paw_min.running.session import start_model
 from research.paper import figures, sweep, table
 from research.paper.grids import GRIDS, Arm
 from research.stats import mean_of
@@ -64,12 +64,31 @@ def test_a_dry_run_checks_and_counts_every_arm_once(tmp_path, monkeypatch):
         sweep.main(f"table1 --env alfworld --out {tmp_path} --dry-run".split())
 
 
-def test_a_sweep_refuses_a_run_with_other_settings(tmp_path):
-    (job, *_) = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
-    other = replace(job.cfg, lr=1e-3)
-    write_run(job.folder, [{"update": job.cfg.updates}], asdict(other), [])
-    with pytest.raises(UserError, match=f"^{job.folder} belongs to a run with --lr 0.001: repeat"):
-        sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
+def test_arms_are_chosen_by_their_labels(tmp_path):
+    """As the pair of GRPO and PaW, which is a grid of its own."""
+    def labels(grid, arms=None):
+        jobs = sweep.plan(grid, "alfworld", [0, 1], str(tmp_path), [], arms)
+        return [str(job) for job in jobs]
+
+    assert labels("table1", ["GRPO w/ PaW", "GRPO"]) == labels("pair") == [
+        "GRPO, seed 0", "GRPO w/ PaW, seed 0", "GRPO, seed 1", "GRPO w/ PaW, seed 1",
+    ]
+    with pytest.raises(UserError, match="^--arms PaW: pair has GRPO, GRPO w/ PaW"):
+        labels("pair", ["PaW"])
+
+
+def test_the_plan_has_what_all_runs_need(tmp_path):
+    jobs = sweep.plan("pair", "alfworld", [0, 1, 2], str(tmp_path), [])
+    needs = memory.of_folder(jobs[0].cfg, start_model(jobs[0].cfg), "bf16")
+    disk = memory.gb((6 + 2) * needs.checkpoint)  # two runs write their second one
+    updates = jobs[0].cfg.updates
+    expected = f"total     6 runs, 2 at a time, {6 * updates} updates left: {6 * updates} x s / 2 "
+    assert sweep.totals(jobs, 2).startswith(expected)
+    assert f"; {disk} GB of disk" in sweep.totals(jobs, 2)
+    seconds = {"seconds_rollout": 1500.0, "seconds_env": 9.0, "seconds_update": 300.0}
+    write_run(jobs[0].folder, [{"update": 0}, {"update": 1} | seconds], {}, [])
+    hours = (6 * updates - 1) * 1800 / 3600
+    assert f" updates left: {hours:.1f} hours at 1800 s per update" in sweep.totals(jobs, 1)
 
 
 def test_one_run_per_gpu_or_idle_core(monkeypatch):
@@ -220,20 +239,21 @@ def test_markdown(tmp_path, capsys):
         table.main([folders[0], tmp_path / "e" / "A-seed0"], None)
 
 
-def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
-    file = tmp_path / "evaluation.json"
+def test_lost_episodes_do_not_count():
     one, two, lost = won(a1=[1], a2=[0], a3=[0])
     episodes = [one, lost | {"failed": "it broke"}, two | {"failed": ""}]
-    file.write_text(json.dumps({"update": 4, "episodes": episodes}))
-    assert [episode["task"] for episode in table.played(file)] == ["a1", "a2"]
+    assert table.columns("alfworld", episodes)["All"] == {"": {"a1": 100.0, "a2": 0.0}}
 
 
 # --- figures ---------------------------------------------------------------------------------
 
 
 def test_curves_over_seeds_by_hand():
-    updates, values = figures.stacked([{0: 1.0, 2: 5.0, 3: 0.0}, {2: 5.0, 0: 3.0}])
+    lines = [{0: 1.0, 2: 5.0, 3: 0.0}, {2: 5.0, 0: 3.0}, {}]
+    runs = [[{"update": k, "x": x} for k, x in run.items()] + [{"update": 9}] for run in lines]
+    updates, values = figures.stacked(runs, "x")
     assert (updates, values.tolist()) == ([0, 2], [[1.0, 5.0], [3.0, 5.0]])
+    assert figures.stacked(runs, "y").x == []
 
 
 def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from research import stats
-from research.stats import Compared, Record, signed
+from research.stats import Compared, signed
 
 
 def test_differences_are_of_the_same_seed_and_task():
@@ -23,19 +23,16 @@ def test_differences_are_of_the_same_seed_and_task():
     assert one == Compared([70.0], 10.0) and one.std is None
 
 
-def test_records_of_arms_become_one_comparison_each():
-    records = [
-        Record(arm, seed, measure, value, task, part)
-        for arm, bonus in (("base", 0.0), ("own", 10.0))
-        for seed in (0, 1)
-        for measure, value, task, part in (
-            ("sets", 0.0 + bonus, "a", "nq"),
-            ("sets", 50.0 + bonus, "b", "nq"),
-            ("sets", 100.0 + bonus, "c", "popqa"),
-            ("area", 10.0 * seed + bonus * seed, "", ""),
-        )
-    ]
-    found = stats.compare([*records, Record("own", 0, "only here", 1.0)], "base")
+def test_arms_become_one_comparison_each():
+    runs = {
+        (arm, seed): {
+            "sets": {"nq": {"a": 0.0 + bonus, "b": 50.0 + bonus}, "popqa": {"c": 100.0 + bonus}},
+            "area": {"": {"": 10.0 * seed + bonus * seed}},
+        }
+        for arm, bonus in (("base", 0.0), ("own", 10.0)) for seed in (0, 1)
+    }
+    runs["own", 0]["only here"] = {"": {"": 1.0}}
+    found = stats.compare(runs, "base")
     assert list(found) == ["base", "own"] and list(found["own"]) == ["sets", "area"]
     assert found["base"]["sets"] == Compared([62.5, 62.5])  # the parts have equal weights
     assert found["own"]["sets"].difference == 10.0

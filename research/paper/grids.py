@@ -22,6 +22,7 @@ MAIN = GRPO + pair("GiGPO", "--algo gigpo")
 PLACEBO = Arm("placebo: shuffled targets", "--wm-target shuffled")
 
 GRIDS = {
+    "pair": GRPO,
     "table1": MAIN,  # and Table 5, its standard deviations
     "table2": MAIN,  # --env search
     # A.1: PPO plays as many episodes as the others, each in an environment of its own.

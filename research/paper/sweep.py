@@ -1,11 +1,11 @@
 """Run the arms of a table or figure on several seeds, one at a time per GPU, or per idle core.
 
-    python -m research.paper.sweep table1 --env alfworld [--seeds 0 1 2] [-- FLAGS]
+    python -m research.paper.sweep table1 --env alfworld [--seeds 0 1 2] [--arms LABEL] [-- FLAGS]
 
 FLAGS go to every run, such as `--preset paper --data DIR`. Each run is a process of run_<env>.py;
 its output is in <run folder>.log. Rerun the same command to resume: finished runs are kept. Runs
 are named after their flags, so what several grids contain is trained once. OUT/GRID-ENV.json lists
-them for `table` and `figures`.
+them for `table` and `figures`. --dry-run has the plan of every arm, and what all of them need.
 """
 
 import argparse
@@ -21,13 +21,15 @@ from pathlib import Path
 
 import torch
 
-from paw_min.base.console import progress_bar
+from paw_min.base.console import say
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
-from paw_min.config import Config, parse_args
+from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import NAMES, presets_of
-from paw_min.running.config_json import differences, read_config
+from paw_min.running import memory
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
+from paw_min.running.session import start_model
+from research.paper.figures import SECONDS
 from research.paper.grids import GRIDS
 from research.paper.table import Entry
 
@@ -59,53 +61,42 @@ class Job:
         return [sys.executable, str(ROOT / f"run_{self.cfg.env}.py"), *self.flags]
 
     def done(self) -> int:
-        """Updates so far; -1 before the evaluation of update 0."""
+        """Updates so far."""
         lines = read_metrics(self.folder)
-        if not lines:
-            return -1
-        updates = min(lines[-1]["update"], self.cfg.updates)
+        updates = min(lines[-1]["update"], self.cfg.updates) if lines else 0
         # Metrics are ahead of a checkpoint that could not be written. A finished run may have none.
         checkpoint = newest_checkpoint(self.folder)
-        if checkpoint:
-            updates = min(updates, updates_done(checkpoint))
-        return updates
+        return min(updates, updates_done(checkpoint)) if checkpoint else updates
 
 
-def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
-    """All runs, first those of the first seed; UserError if settings or folders do not fit."""
-    taken = OURS & {word.partition("=")[0] for word in extra}
-    if taken:
+def plan(
+    grid: str, env: str, seeds: list[int], out: str, extra: list[str], arms: list[str] | None = None
+) -> list[Job]:
+    """All runs, first those of the first seed. arms: labels; default: all of the grid."""
+    if taken := OURS & {word.partition("=")[0] for word in extra}:
         raise UserError(f"{' '.join(sorted(taken))} after --: use the options before it.")
+    labels = [arm.label for arm in GRIDS[grid]]
+    if unknown := set(arms or ()) - set(labels):
+        raise UserError(f"--arms {', '.join(sorted(unknown))}: {grid} has {', '.join(labels)}.")
     presets = presets_of(env)
     size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     size.add_argument("--preset", nargs="+", default=list(presets)[:1])
     sizes = size.parse_known_args(extra)[0].preset
-    base, _ = parse_args(env, presets, "", extra)
+    base = parse_config(env, presets, "", extra)
     values = {"size": " ".join(sizes), "episodes": base.groups * base.group_size}
-    jobs = []
+    by_folder = {}
     for seed in seeds:
         for arm in GRIDS[grid]:
+            if arms and arm.label not in arms:
+                continue
             own = arm.flags.format(**values).split()
             flags = [*extra, *own, "--seed", str(seed), "--out", out]
-            cfg, _ = parse_args(env, presets, "", flags)
-            job = Job(arm.label, flags, cfg)
-            if job.done() >= 0:
-                check_settings(job)
-            jobs.append(job)
-    by_folder = {}
-    for job in jobs:
-        other = by_folder.setdefault(job.folder, job)
-        if other is not job:
-            raise UserError(f"with the flags after --, {other.label!r} and {job.label!r} are the "
-                            "same run: leave out those that the arms differ in.")
-    return jobs
-
-
-def check_settings(job: Job) -> None:
-    """UserError if the folder of a job belongs to a run with other settings."""
-    if changed := differences(read_config(job.folder / "config.json"), job.cfg):
-        raise UserError(f"{job.folder} belongs to a run with {', '.join(changed)}: "
-                        "repeat those settings, or choose another --out.")
+            job = Job(arm.label, flags, parse_config(env, presets, "", flags))
+            other = by_folder.setdefault(job.folder, job)
+            if other is not job:
+                raise UserError(f"with the flags after --, {other.label!r} and {job.label!r} are "
+                                "the same run: leave out those that the arms differ in.")
+    return list(by_folder.values())
 
 
 def slots(jobs: int | None) -> list[str]:
@@ -130,17 +121,11 @@ def start(job: Job, gpu: str) -> subprocess.Popen:
         )
 
 
-def progress(jobs: list[Job]) -> int:
-    return sum(max(0, job.done()) for job in jobs)
-
-
 def run_all(jobs: list[Job], free: list[str]) -> list[str]:
     """Run what is not finished -> one sentence per failed run. free: see slots; it is used up."""
     waiting = [job for job in jobs if job.done() < job.cfg.updates]
     running = {}  # process -> its job and GPU
     failures = []
-    bar = progress_bar(sum(job.cfg.updates for job in jobs), "sweep", "update")
-    bar.initial = progress(jobs)  # tqdm computes the time left from the others
     try:
         while waiting or running:
             while waiting and free:
@@ -152,14 +137,11 @@ def run_all(jobs: list[Job], free: list[str]) -> list[str]:
                 free.append(gpu)
                 lines = job.log.read_text(errors="replace").strip().splitlines() or ["no output"]
                 result = [line for line in lines if line.startswith("held-out success:")]
-                bar.write(f"{job}: {(result or lines)[-1]}")
+                say(f"{job}: {(result or lines)[-1]} ({len(waiting) + len(running)} runs left)")
                 if process.returncode:
                     code = f"exit code {process.returncode}"
                     failures.append(f"{job}: {code}: {lines[-1]} ({job.log})")
-            bar.n = progress(jobs)
-            bar.refresh()
     finally:
-        bar.close()
         stop(list(running))
     return failures
 
@@ -188,40 +170,61 @@ def dry_run(jobs: list[Job]) -> list[str]:
     return failures
 
 
+def totals(jobs: list[Job], at_a_time: int) -> str:
+    """What all runs need together: updates, hours, disk, CPU memory."""
+    left = sum(job.cfg.updates - job.done() for job in jobs)
+    measured = [
+        sum(line.get(key, 0.0) for key in SECONDS)
+        for job in jobs for line in read_metrics(job.folder)[1:]
+    ]
+    hours = f"{left} x s / {at_a_time} / 3600 hours, s being the seconds of an update"
+    if measured:
+        seconds = sum(measured) / len(measured)
+        hours = f"{left * seconds / at_a_time / 3600:.1f} hours at {seconds:.0f} s per update"
+    needs = [memory.of_folder(job.cfg, start_model(job.cfg), "bf16") for job in jobs]
+    most = max(need.checkpoint for need in needs)
+    disk = sum(need.checkpoint for need in needs) + at_a_time * most  # one is being written
+    host = at_a_time * max(memory.beside_gpus(need, 1) for need in needs)
+    return (f"total     {len(jobs)} runs, {at_a_time} at a time, {left} updates left: {hours}; "
+            f"{memory.gb(disk)} GB of disk, with GPUs {memory.gb(host)} GB of CPU memory")
+
+
 def main(argv: list[str]) -> None:
     cut = argv.index("--") if "--" in argv else len(argv)
-    own = argv[:cut]
-    extra = argv[cut + 1 :]
-    usage = "%(prog)s GRID --env ENV [options] [-- FLAGS]"
-    parser = Parser(usage=usage, description=__doc__)
+    parser = Parser(usage="%(prog)s GRID --env ENV [options] [-- FLAGS]", description=__doc__)
     add = parser.add_argument
     add("grid", choices=list(GRIDS), help="a name of grids.py")
     add("--env", choices=NAMES, required=True)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    add("--arms", nargs="+", help="labels of the grid's arms (default: all)")
     add("--jobs", type=int, help="runs at a time (default: one per GPU, or per idle core)")
     add("--out", default="runs", help="folder of the run folders (default: runs)")
     add("--dry-run", action="store_true", help="check model and data of every arm, and exit")
-    args = parser.parse_args(own)
+    args = parser.parse_args(argv[:cut])
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs {args.jobs} is out of range: it must be at least 1.")
-    jobs = plan(args.grid, args.env, list(dict.fromkeys(args.seeds)), args.out, extra)
+    seeds = list(dict.fromkeys(args.seeds))
+    jobs = plan(args.grid, args.env, seeds, args.out, argv[cut + 1 :], args.arms)
     for job in jobs:
-        print(f"{max(0, job.done()):4d} of {job.cfg.updates} updates  {job.folder}  {job}")
+        print(f"{job.done():4d} of {job.cfg.updates} updates  {job.folder}  {job}")
+    free = slots(args.jobs)
+    tried = jobs
     if args.dry_run:
-        jobs = jobs[: len(GRIDS[args.grid])]  # one seed: all use the same data
-        failures = dry_run(jobs)
+        tried = jobs[: len(jobs) // len(seeds)]  # one seed: all use the same data
+        failures = dry_run(tried)
+        if not failures:
+            print(f"\n{totals(jobs, min(len(free), len(jobs)))}")
     else:
         path = Path(args.out) / f"{args.grid}-{args.env}.json"
         entries = [asdict(Entry(job.label, job.cfg.seed, job.cfg.name)) for job in jobs]
         with writing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
-        free = slots(args.jobs)
         print(f"{len(free)} at a time; output: {args.out}/<run>.log", flush=True)
         failures = run_all(jobs, free)
         print(f"table: python -m research.paper.table {shlex.quote(str(path))}")
     if failures:
-        raise UserError(f"{len(failures)} of {len(jobs)} runs failed.\n" + "\n".join(failures))
+        raise UserError(f"{len(failures)} of {len(tried)} runs failed.\n" + "\n".join(failures))
 
 
 if __name__ == "__main__":

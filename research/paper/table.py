@@ -18,7 +18,7 @@ import numpy as np
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.running.runs import read_metrics
-from research.stats import DRAWS, Column, Compared, Record, compare, signed
+from research.stats import DRAWS, Column, Compared, compare, signed
 from research.study import markdown_table
 
 TYPES = {  # task type -> the paper's column, in the paper's order
@@ -39,54 +39,41 @@ class Entry:
     folder: str  # relative to the file
 
 
-@dataclass(kw_only=True)
-class Result(Entry):
+@dataclass
+class Result:
     """The last evaluation of a run."""
 
+    entry: Entry
     config: dict
-    episodes: list[dict]  # see evaluate.outcomes
-
-    def columns(self) -> dict[str, Column]:
-        return columns(self.config["env"], self.episodes)
-
-    def records(self) -> list[Record]:
-        """The numbers of each column, as a measure with its name."""
-        return [
-            Record(self.label, self.seed, name, percent, task, part)
-            for name, column in self.columns().items()
-            for part, tasks in column.items()
-            for task, percent in tasks.items()
-        ]
+    columns: dict[str, Column]
 
 
 def columns(env: str, episodes: list[dict]) -> dict[str, Column]:
-    """The paper's columns of a benchmark; the last one is the overall success."""
-    won = defaultdict(list)
-    score = defaultdict(list)
-    tasks_of = defaultdict(set)  # task type -> tasks
+    """The paper's columns of a benchmark; the last one is the overall success.
+
+    episodes: of an evaluation.json (evaluate.outcomes).
+    """
+    won, score = defaultdict(list), defaultdict(list)
+    type_of = {}
     for episode in episodes:
+        if episode.get("failed"):  # lost to a broken environment
+            continue
         task = episode["task"]
         won[task].append(100 * episode["won"])
         score[task].append(100 * (episode["score"] or 0))
-        tasks_of[episode["task_type"]].add(task)
-    pooled = mean_by_task(won)
+        type_of[task] = episode["task_type"]
+    success = {task: float(np.mean(played)) for task, played in won.items()}
     if env == "webshop":
-        return {"Score": {"": mean_by_task(score)}, "Success": {"": pooled}}
-    by_type = {}
-    for kind, tasks in tasks_of.items():
-        by_type[kind] = {task: percent for task, percent in pooled.items() if task in tasks}
-    order = [kind for kind in TYPES if kind in by_type]
-    order += sorted(by_type.keys() - TYPES.keys())
+        scores = {task: float(np.mean(played)) for task, played in score.items()}
+        return {"Score": {"": scores}, "Success": {"": success}}
+    by_type = defaultdict(dict)
+    for task, percent in success.items():
+        by_type[type_of[task]][task] = percent
+    order = [*(kind for kind in TYPES if kind in by_type), *sorted(by_type.keys() - TYPES.keys())]
     found = {TYPES.get(kind, kind): {"": by_type[kind]} for kind in order}
     if env == "search":
-        found["Avg."] = by_type  # The types have equal weights.
-    else:
-        found["All"] = {"": pooled}
-    return found
-
-
-def mean_by_task(percents: dict[str, list[float]]) -> dict[str, float]:
-    return {task: float(np.mean(played)) for task, played in percents.items()}
+        return found | {"Avg.": dict(by_type)}  # The sets have equal weights.
+    return found | {"All": {"": success}}
 
 
 def find(paths: list[Path]) -> list[Entry]:
@@ -95,8 +82,7 @@ def find(paths: list[Path]) -> list[Entry]:
     for path in paths:
         if path.is_dir():
             label = re.sub(r"-seed\d+$", "", path.resolve().name)
-            seed = settings_of(path)["seed"]
-            entries.append(Entry(label, seed, str(path)))
+            entries.append(Entry(label, settings_of(path)["seed"], str(path)))
         else:
             for entry in json.loads(path.read_text()):
                 folder = str(path.parent / entry["folder"])
@@ -104,54 +90,39 @@ def find(paths: list[Path]) -> list[Entry]:
     return entries
 
 
+def settings_of(folder: str | Path) -> dict:
+    return json.loads((Path(folder) / "config.json").read_text())
+
+
 def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
     """The last evaluations of the runs, and notes on those that are not finished."""
     results = {}
     notes = []
     for entry in find(paths):
-        folder = Path(entry.folder)
         lines = read_metrics(entry.folder)
         if not any("eval_success" in line for line in lines):
-            notes.append(f"No evaluation yet: {folder}.")
+            notes.append(f"No evaluation yet: {entry.folder}.")
             continue
-        config = settings_of(folder)
-        if lines[-1]["update"] < config["updates"]:
-            progress = f"{lines[-1]['update']} of {config['updates']} updates"
-            notes.append(f"Not finished: {folder}, {progress}.")
-        result = Result(
-            label=entry.label,
-            seed=entry.seed,
-            folder=entry.folder,
-            config=config,
-            episodes=played(folder / "evaluation.json"),
-        )
+        config = settings_of(entry.folder)
+        done = lines[-1]["update"]
+        if done < config["updates"]:
+            notes.append(f"Not finished: {entry.folder}, {done} of {config['updates']} updates.")
+        evaluation = json.loads((Path(entry.folder) / "evaluation.json").read_text())
+        found = columns(config["env"], evaluation["episodes"])
+        result = Result(entry, config, found)
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
-        if same.folder != entry.folder:
-            raise UserError(f"{entry.label!r}, seed {entry.seed}, is both {same.folder} and "
-                            f"{folder}: leave one of them out.")
+        if same is not result:
+            raise UserError(f"{entry.label!r}, seed {entry.seed}, is both {same.entry.folder} and "
+                            f"{entry.folder}: leave one of them out.")
     if not results:
         raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
     return list(results.values()), notes
 
 
-def settings_of(folder: Path) -> dict:
-    """What tables and figures use of a run's settings."""
-    stored = json.loads((folder / "config.json").read_text())
-    return {name: stored[name] for name in ("env", "seed", "updates", "rho", "alpha")}
-
-
-def played(file: Path) -> list[dict]:
-    """The episodes of an evaluation.json, without those that were lost."""
-    names = ("task", "task_type", "won", "score")
-    listed = json.loads(file.read_text())["episodes"]
-    # Earlier versions left out the lost ones, and `failed`.
-    return [{name: e[name] for name in names} for e in listed if not e.get("failed")]
-
-
 def compute(results: list[Result]) -> dict[str, dict[str, Compared]]:
     """label -> column -> what stats.py finds, for one benchmark."""
-    records = [record for result in results for record in result.records()]
-    return compare(records, results[0].label)
+    runs = {(result.entry.label, result.entry.seed): result.columns for result in results}
+    return compare(runs, base=results[0].entry.label)
 
 
 def shown_value(found: Compared) -> str:
@@ -159,29 +130,26 @@ def shown_value(found: Compared) -> str:
     return f"{found.mean:.1f}{around}"
 
 
-def changes(row: dict[str, Compared]) -> list[str]:
-    return [signed(found.difference, found.bootstrap) for found in row.values()]
-
-
 def markdown(table: dict[str, dict[str, Compared]]) -> str:
     """Two tables, means and differences, with the notes that they need."""
     first, *others = table
     names = list(table[first])
     counts = sorted({len(cell.values) for row in table.values() for cell in row.values()})
-    means = [[arm, *map(shown_value, row.values())] for arm, row in table.items()]
-    note = "Mean of one seed"
-    drawn = "tasks"
+    note, drawn = "Mean of one seed", "tasks"
     if counts != [1]:
         note = f"Mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
         drawn = "seeds and tasks"
-    lines = [markdown_table(["method", *names], means), ""]
-    lines += [f"{note}; last evaluation, in percent.", ""]
+    means = [[arm, *map(shown_value, row.values())] for arm, row in table.items()]
+    text = f"{markdown_table(['method', *names], means)}\n\n{note}; last evaluation, in percent.\n"
     if others:
-        lines += [markdown_table([f"difference to {first}", *names],
-                                 [[arm, *changes(table[arm])] for arm in others]), ""]
-        lines += [f"Points, same seeds and tasks; 95 % bootstrap interval, {DRAWS} draws of "
-                  f"{drawn}.", ""]
-    return "\n".join(lines)
+        changes = [
+            [arm, *(signed(cell.difference, cell.bootstrap) for cell in table[arm].values())]
+            for arm in others
+        ]
+        text += f"\n{markdown_table([f'difference to {first}', *names], changes)}\n\n"
+        text += "Points, same seeds and tasks; 95 % bootstrap interval, "
+        text += f"{DRAWS} draws of {drawn}.\n"
+    return text
 
 
 def main(paths: list[Path], out: Path | None) -> None:
