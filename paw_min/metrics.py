@@ -14,6 +14,13 @@ from paw_min.base import distributed
 from paw_min.model.batches import Batch
 from paw_min.rows import Episode, Rows
 
+# Products of bf16 matrices per second, without sparsity, from the data sheets. The first of these
+# words that a card's name has counts.
+PEAK = {
+    "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12,
+    "RTX 4090": 165e12, "RTX 3090": 71e12,
+}
+
 
 def mean(values: list) -> float:
     return float(sum(values) / len(values)) if values else 0.0
@@ -38,6 +45,37 @@ def peak_memory(device: torch.device, released: int) -> float:
         return (peak - released) / 1e9
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def describe_speed(
+    model, rows: Rows, measured: dict[str, float], device: torch.device
+) -> dict[str, float]:
+    """Tokens per second of generation and of the gradient steps, and the MFU of these.
+
+    MFU, model FLOPs utilization (PaLM, arXiv 2204.02311, appendix B, without attention):
+
+        6 n T / (seconds * GPUs * peak)     4 n T with LoRA: frozen weights have no gradient
+
+    n parameters, T tokens of the rows without padding. What gradient checkpointing computes again
+    does not count. There is none on a CPU, nor on a GPU that is not in PEAK.
+    """
+    n_tokens = 0
+    for row, weight in zip(rows.tokens, rows.row_weight):
+        n_tokens += len(row.prompt_ids) + len(row.response_ids)
+        if weight > 0:
+            n_tokens += len(row.separator_ids) + len(row.obs_ids)
+    per_second = n_tokens / measured["seconds_update"]
+    metrics = {
+        "tokens_per_s_generate": measured["tokens_generated"] / measured["seconds_generate"],
+        "tokens_per_s_update": per_second,
+    }
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peaks = [peak for card, peak in PEAK.items() if card in name]
+    if peaks:
+        trained = all(p.requires_grad for p in model.parameters())
+        operations = (6 if trained else 4) * model.num_parameters() * per_second
+        metrics["mfu"] = operations / (distributed.n_ranks() * peaks[0])
+    return metrics
 
 
 def describe_episodes(episodes: list[Episode]) -> dict[str, float]:

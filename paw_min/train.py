@@ -26,7 +26,13 @@ from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.metrics import describe_episodes, describe_selection, peak_memory, timed
+from paw_min.metrics import (
+    describe_episodes,
+    describe_selection,
+    describe_speed,
+    peak_memory,
+    timed,
+)
 from paw_min.model.scoring import check_sync
 from paw_min.ppo import with_critic
 from paw_min.rollout import Rollout, rollout
@@ -142,7 +148,12 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
     metrics["sampler_gap"] = gap
     # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
     metrics["memory_gb"] = peak_memory(s.policy.device, s.sampler.released)
-    return describe_episodes(played.episodes) | metrics | played.metrics | seconds
+    if s.policy.device.type == "cuda":
+        metrics["asleep_gb"] = s.sampler.kept / 1e9
+    metrics |= played.metrics | seconds
+    return describe_episodes(played.episodes) | metrics | describe_speed(
+        s.policy.model, rows, metrics, s.policy.device
+    )
 
 
 def collect(cfg: Config, s: Session, k: int) -> Rollout:
@@ -152,11 +163,14 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     tasks = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
     # `sync` loads the current weights into the sampler. At the end of the block, it frees the
     # sampler's memory.
-    with s.sampler.sync(s.policy):
-        return rollout(
+    seconds = {}
+    with timed(seconds, "all"), s.sampler.sync(s.policy), timed(seconds, "rollout"):
+        played = rollout(
             cfg, s.policy, s.sampler, s.pool, tasks, (cfg.seed, k), cfg.group_size,
             label=f"rollout {k}",
         )
+    played.metrics["seconds_sync"] = seconds["all"] - seconds["rollout"]
+    return played
 
 
 def unbroken(played: Rollout) -> list[Episode]:

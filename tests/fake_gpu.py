@@ -192,6 +192,7 @@ def pretend() -> None:
     torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.mem_get_info = lambda device=None: (80 * 10**9, 80 * 10**9)
     torch.cuda.empty_cache = lambda: None
+    torch.cuda.get_device_name = lambda device=None: "a GPU"
     torch.cuda.max_memory_allocated = lambda device=None: 0
     torch.cuda.reset_peak_memory_stats = lambda device=None: None
     # A CPU parameter cannot become a Remote in place: modules get new ones.

@@ -111,7 +111,7 @@ def paper_config(env: str, **settings) -> Config:
 
 def numbers(folder) -> list[dict]:
     """metrics.jsonl without the times, which no run repeats."""
-    timed = ("seconds", "generator_idle", "env_wait", "memory_gb")
+    timed = ("seconds", "tokens_per_s", "generator_idle", "env_wait", "memory_gb", "asleep_gb")
     return [
         {k: v for k, v in line.items() if not k.startswith(timed)}
         for line in runs.read_metrics(folder)

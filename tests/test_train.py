@@ -51,6 +51,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
         "responses_cut",
         "generator_idle", "env_wait", "sampler_gap", "memory_gb",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
+        "seconds_sync", "tokens_per_s_generate", "tokens_per_s_update",
     }
     assert expected <= set(lines[1])
     assert any(key.startswith("eval_success/") for key in lines[0])

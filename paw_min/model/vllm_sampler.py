@@ -118,8 +118,8 @@ class VLLMSampler:
                 self.sleep(free)
         if self.kept > KEPT:
             raise UserError(
-                f"{self.kept / 1e9:.1f} GB of the GPU stay in use while vLLM sleeps (usual: 1 to "
-                "3): stop other programs on this card, or use --sampler transformers."
+                f"{self.kept / 1e9:.1f} GB of the GPU stay in use while vLLM sleeps: stop other "
+                "programs on this card, or use --sampler transformers."
             )
 
     def load(self, policy: Policy) -> None:
