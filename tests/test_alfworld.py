@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import shutil
 from dataclasses import replace
@@ -12,15 +11,9 @@ import pytest
 
 from paw_min.config import parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.alfworld.env import TASK_TYPES, find_data
+from paw_min.envs.alfworld.env import find_data
 from paw_min.envs.benchmarks import presets_of
-from paw_min.toy import DATA, default_data
 from tests.helpers import one_sentence
-
-
-@pytest.fixture(scope="module")
-def env():
-    return AlfworldEnv()
 
 
 @pytest.fixture
@@ -45,23 +38,6 @@ def test_data_is_found_from_either_folder_and_from_the_environment(data, monkeyp
     monkeypatch.setenv("ALFWORLD_DATA", str(data))
     cfg, _ = parse_args("alfworld", presets_of("alfworld"), "", [])
     assert find_data(data) == find_data(str(inner)) == find_data(cfg.data) == inner
-
-
-def test_default_data_are_generated(tmp_path, monkeypatch):
-    monkeypatch.setattr("paw_min.toy.alfworld_games.GENERATED", {"valid_seen": 1})
-    monkeypatch.chdir(tmp_path)
-    assert default_data("alfworld") == str(DATA / "alfworld")
-    assert len(list_games(default_data("alfworld"), "valid_seen")) == 1
-
-
-def test_missing_data_are_one_sentence(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere' does not exist; .*alfworld-download"):
-        list_games(tmp_path / "nowhere", "train")
-    with pytest.raises(FileNotFoundError, match="has no json_2.1.1"):
-        list_games(tmp_path, "train")
-    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="train has 0 games"):  # AlfredTWEnv hangs
-        list_games(tmp_path, "train")
 
 
 # --- which games there are -------------------------------------------------------------------
@@ -95,6 +71,17 @@ def test_games_are_those_of_alfredtwenv_sorted(data):
     assert sorted(stock_list(data / "json_2.1.1" / "train")) == sorted([str(good), *games])
 
 
+@pytest.mark.parametrize("folder, sentence", [
+    ("nowhere", "nowhere' does not exist; .*alfworld-download"),
+    (".", "has no json_2.1.1"),
+    ("empty", "train has 0 games"),  # AlfredTWEnv hangs
+])
+def test_missing_data(tmp_path, folder, sentence):
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    with one_sentence(sentence, FileNotFoundError):
+        list_games(tmp_path / folder, "train")
+
+
 @pytest.mark.parametrize("name, content", [
     ("game.tw-pddl", b"[" * 100_000),
     ("game.tw-pddl", b'{"grammar": "\\uD800"}'),
@@ -110,7 +97,8 @@ def test_broken_json_is_named(data, name, content):
 # --- playing ---------------------------------------------------------------------------------
 
 
-def test_steps_of_a_game(games_root, env):
+def test_steps_of_a_game(games_root):
+    env = AlfworldEnv()
     path = next(g for g in list_games(games_root, "train") if "heat" in g)
     first = env.reset(path)
     assert re.fullmatch(r"-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room\. "
@@ -132,19 +120,3 @@ def test_steps_of_a_game(games_root, env):
     step = env.step(last)
     assert (step.reward, step.done, step.won) == (10.0, True, True)
     assert step.observation.startswith("You move the ") and step.task == first.task
-
-
-def test_a_used_environment_plays_as_a_new_one(games_root, env):
-    paths = list_games(games_root, "valid_seen")
-
-    def play(env, path):
-        rng = random.Random(path)
-        seen = [env.reset(path)]
-        while len(seen) < 9 and not seen[-1].done:
-            seen.append(env.step(rng.choice(seen[-1].admissible)))
-        return seen
-
-    first = [play(env, path) for path in paths]
-    new = AlfworldEnv()
-    assert [play(new, path) for path in reversed(paths)] == first[::-1]
-    assert [steps[0].task_type for steps in first] == sorted(TASK_TYPES)

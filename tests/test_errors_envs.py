@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from paw_min.base.errors import UserError
+from paw_min.config import Config
+from paw_min.envs.search import env
 from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
@@ -71,7 +73,6 @@ ROWS = [  # a reader, one of its files, what is in it, a part of the sentence
     ("shop", PRODUCTS, [product(pricing="12.99")], r"'12.99' is not a number after a '\$'"),
     ("shop", PRODUCTS, [product(query=None)], "^Product B000000001 of .*AttributeError"),
     ("shop", PRODUCTS, [product(name=5)], "^Product B000000001 of .*5 is not a text"),
-    ("shop", PRODUCTS, [product(small_description=[5])], "^Product B000000001 .*5 is not a text"),
     ("shop", PRODUCTS, [product(customization_options=MANY)], "B000000001 has 1000000000 of them"),
     ("shop", ANNOTATIONS, annotated(attributes="wood"), "'wood' is not a list"),
     ("shop", ANNOTATIONS, annotated(instruction=5), "instruction of product B0.* 5 is not a text"),
@@ -113,3 +114,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path, name, file, content, sentence)
     assert "\n" not in text and len(text) < 500 + len(str(tmp_path))
     # Goals come from several files.
     assert file.split(".")[0] in text or "goal" in text
+
+
+def test_one_file_for_training_and_test_is_refused(tmp_path):
+    write(tmp_path / "a.jsonl", [QUESTION])
+    with pytest.raises(ValueError, match="a.jsonl is one file, so training and test"):
+        env.load(Config(env="search", retriever="http://localhost:1"), str(tmp_path / "a.jsonl"))

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from paw_min.config import Config
 from paw_min.envs.interface import Context, Step, Turn
-from paw_min.envs.search import env, prompts
+from paw_min.envs.search import prompts
 from paw_min.envs.search.env import SearchPool, information, last_answer
-from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize
+from paw_min.envs.search.questions import Question, exact_match, load_questions
 from tests.pools import reset, step
 
 QUESTIONS = [
@@ -38,40 +37,23 @@ class Library:
             for n in range(k)] for query in queries]
 
 
-@pytest.fixture
-def library():
-    return Library()
-
-
 # ---- scoring ----
 
-@pytest.mark.parametrize("text, expected", [
-    ("The  Eiffel\tTower", "eiffel tower"),
-    ("U.S.", "us"),
-    ("the", "the"),  # nothing else is left
-    ("a.n", "an"),  # punctuation goes first and leaves an article
-    (" !! !", "!! !"),  # nothing else is left
-    ("state-of-the-art", "stateoftheart"),
-    ("Beyoncé", "beyoncé"),
-    ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
-])
-def test_normalize(text, expected):
-    assert normalize(text) == expected
-
-
 @pytest.mark.parametrize("prediction, answers, right", [
-    ("the Shakespeare!", ["Shakespeare"], True),
-    ("Shakespeare", ["Goethe", "shakespeare."], True),
+    ("the Shakespeare!", ["Goethe", "shakespeare."], True),
     ("William Shakespeare", ["Shakespeare"], False),  # not a part of it
+    ("The  Eiffel\tTower", ["eiffel tower"], True),
+    ("state-of-the-art", ["stateoftheart"], True),  # punctuation goes first: no article is left ..
+    ("a.n", ["an"], True),  # .. or one appears
+    ("Beyoncé", ["Beyonce"], False),
+    ("Rock ’n’ roll", ["Rock 'n' roll"], False),  # only ASCII punctuation goes
     ("The", ["the", "Goethe"], True),  # the film "The", blood group "A"
     ("+", ["+"], True),  # an operator
     ("!!!", ["!!!"], True),  # a band
     ("-", ["+"], False),
-    ("plus", ["+"], False),
     ("+", ["plus"], False),
     ("", ["!!!"], False),
     ("!!!", ["the"], False),
-    (None, ["the"], False),
     (None, [""], False),
 ])
 def test_exact_match(prediction, answers, right):
@@ -92,18 +74,14 @@ def test_answers_are_those_of_the_regex():
 
 @pytest.mark.parametrize("response, command, valid", [
     ("<think>who?</think><search> hamlet author </search>", "<search>hamlet author</search>", True),
-    ("<answer>Paris</answer>", "<answer>Paris</answer>", True),  # no thought is required
-    ("<answer>巴黎</answer> and more", "<answer>巴黎</answer>", True),
+    ("<answer>巴黎</answer> and more", "<answer>巴黎</answer>", True),  # needs no thought
     ("<SEARCH>q</SEARCH>", "<search>q</search>", True),
     ("<answer>a</answer><search>q</search>", "<search>q</search>", False),  # both: search wins
-    ("<search>one</search><search>two</search>", "<search>one</search>", False),
     ("<search>q</search> then <answer>", "<search>q</search>", False),  # an opening tag counts
     ("<answer>a</answer> or </search>", "<answer>a</answer>", True),
-    ("<search>q", "", False),
     ("</search><search>q</search>", "", False),  # cut after the first closing tag
     ("<search>two\nlines</search>", "<search>two\nlines</search>", True),
     ("<search></search>", "<search></search>", False),
-    ("<think>a</think><answer> </answer>", "<answer></answer>", False),
     ("I do not know.", "", False),
 ])
 def test_parsing(response, command, valid):
@@ -149,8 +127,8 @@ def test_the_information_block_is_json():
     assert information([]) == '<information>{"result": "No search results found."}</information>'
 
 
-def test_an_episode_that_searches_and_wins(library):
-    with closing(SearchPool(QUESTIONS, library, n_envs=1, topk=2)) as pool:
+def test_an_episode_that_searches_and_wins():
+    with closing(SearchPool(QUESTIONS, Library(), n_envs=1, topk=2)) as pool:
         always = dict(task="who wrote Hamlet?", task_type="nq", admissible=[])
         assert reset(pool, ["0"]) == [Step("who wrote Hamlet?", **always)]
         expected = information(Library().search(["hamlet"], 2)[0])
@@ -162,10 +140,10 @@ def test_an_episode_that_searches_and_wins(library):
     (["<answer>Goethe</answer>"], [0], [True], 0),
     (["", "", ANSWER], [0, 0, 1], [False, False, True], 0),  # an invalid turn uses up a turn
     ([SEARCH, SEARCH, SEARCH, SEARCH], [0] * 4, [False] * 3 + [True], 3),  # the last is not run
-    ([SEARCH, SEARCH, SEARCH, ANSWER], [0, 0, 0, 1], [False] * 3 + [True], 3),
     ([SEARCH, "<answer></answer>"], [0, 0], [False, True], 1),
 ])
-def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
+def test_rules_of_an_episode(commands, rewards, dones, n_searches):
+    library = Library()
     pool = SearchPool(QUESTIONS, library, n_envs=1)
     reset(pool, ["0"])
     steps = [step(pool, {0: command})[0] for command in commands]
@@ -177,27 +155,17 @@ def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     assert len(library.calls) == n_searches
 
 
-def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
-    pool = SearchPool(QUESTIONS, library, n_envs=5, topk=3)
+def test_a_turn_is_one_call_and_equal_queries_are_sent_once():
+    library = Library()
+    pool = SearchPool(QUESTIONS, library, n_envs=4, topk=3)
     assert [s.observation for s in reset(pool, ["1", "0", "1", "0"])] == [
         QUESTIONS[n].question for n in (1, 0, 1, 0)]
     query = "<search>{}</search>".format
     steps = step(pool, {3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
     assert library.calls == [(["b", "a", "nothing"], 3)]
-    assert list(steps) == [3, 0, 1, 2]  # in the order of the requests
     assert steps[3].observation == steps[2].observation != steps[0].observation
     assert "No search results found." in steps[1].observation
     assert [steps[slot].task_type for slot in (0, 1)] == ["hotpotqa", "nq"]
-    # Episodes are independent: a reset and steps are served together.
-    pool.step(0, "<answer>Finland</answer>")
-    pool.reset(1, "1")
-    pool.step(2, query("c"))
-    answers = dict(pool.recv() for _ in range(3))
-    assert list(answers) == [0, 1, 2]
-    assert (answers[0].observation, answers[0].reward, answers[0].done) == ("", 1.0, True)
-    assert answers[1].observation == QUESTIONS[1].question
-    assert '\\"c\\"' in answers[2].observation
-    assert len(library.calls) == 2
 
 
 # ---- a retriever that waits for a server ----
@@ -217,31 +185,21 @@ class Server(Library):
         return found
 
 
-@pytest.fixture
-def remote():
-    """A pool of five slots that have been reset, and its server."""
+def test_other_requests_do_not_wait_for_a_server():
     server = Server()
-    with closing(SearchPool(QUESTIONS, server, n_envs=5, remote=True)) as pool:
-        reset(pool, ["0"] * 5)
-        yield pool, server
-        server.gate.release(100)
+    pool = SearchPool(QUESTIONS, server, n_envs=5, remote=True)
+    reset(pool, ["0"] * 5)
 
+    def ask(slot, query):
+        pool.step(slot, f"<search>{query}</search>")
 
-def ask(pool, slot, query):
-    pool.step(slot, f"<search>{query}</search>")
-
-
-def test_other_requests_do_not_wait_for_a_server(remote):
-    pool, server = remote
-    ask(pool, 0, "a")
-    assert pool.recv(0) is None and pool.recv(0.01) is None
+    ask(0, "a")
+    assert pool.recv(0) is None
     assert server.under_way.acquire(timeout=60)
     pool.step(1, ANSWER)
     assert pool.recv().slot == 1  # answered while the search is under way
-    ask(pool, 2, "b")
-    assert pool.recv(0) is None
-    ask(pool, 3, "b")
-    ask(pool, 4, "c")
+    for slot, query in ((2, "b"), (3, "b"), (4, "c")):
+        ask(slot, query)
     pool.reset(1, "1")
     assert pool.recv(0).slot == 1
     assert pool.recv(0) is None
@@ -265,8 +223,10 @@ def test_other_requests_do_not_wait_for_a_server(remote):
 def search_r1_row(question: Question) -> dict:
     answers = list(question.answers)
     return {
-        "id": "test_0", "question": question.question, "golden_answers": answers,
-        "data_source": question.source, "prompt": [{"role": "user", "content": "Answer"}],
+        "id": "test_0",
+        "question": question.question,
+        "golden_answers": answers,
+        "data_source": question.source,
         "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
     }
 
@@ -274,10 +234,7 @@ def search_r1_row(question: Question) -> dict:
 def verl_agent_row(question: Question) -> dict:
     truth = {"target": list(question.answers)}
     asked = {"question": question.question, "data_source": question.source, "ground_truth": truth}
-    return {
-        "data_source": question.source, "prompt": [{"role": "user", "content": "Answer"}],
-        "reward_model": {"style": "rule", "ground_truth": truth}, "env_kwargs": asked,
-    }
+    return {"data_source": question.source, "env_kwargs": asked}
 
 
 @pytest.mark.parametrize("layout", [search_r1_row, verl_agent_row])
@@ -301,10 +258,3 @@ def test_jsonl_files(tmp_path):
         Question("who?", ("me", "you"), "own"), Question("who?", ("me",), "own"),
     ]
     assert load_questions(path) == load_questions(str(tmp_path), "own") == expected
-
-
-def test_one_file_for_training_and_test_is_refused(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.touch()
-    with pytest.raises(ValueError, match="a.jsonl is one file, so training and test"):
-        env.load(Config(env="search", retriever="http://localhost:1"), str(path))
