@@ -201,7 +201,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     check(cfg)
     if cfg.env == "alfworld" and not cfg.data:
         cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
-    # A command whose default is `paper` needs no data: it asks an endpoint (paper/prompting).
+    # A command whose default is `paper` needs no data: it asks a server (prompting.py).
     if size in PUBLISHED and size != first and not cfg.data:
         raise UserError(f"--preset {size} is for published data: give their folder with --data, or "
                         f"use --preset {first} for generated ones.")
