@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -116,9 +116,9 @@ class UpdateMetrics:
 
     def __init__(self, n_steps: int):
         self.n_steps = n_steps  # optimizer steps of the update
-        self.totals = defaultdict(float)
-        self.sums = defaultdict(float)  # sums of value * weight
-        self.weights = defaultdict(float)
+        self.totals = Counter()
+        self.sums = Counter()  # sums of value * weight
+        self.weights = Counter()
 
     def add_pass(self, parts, batch: Batch) -> None:
         """One micro-batch: update.LossTerms, and its Batch."""
@@ -149,14 +149,10 @@ class UpdateMetrics:
 
     def result(self) -> dict[str, float]:
         """The metrics over all ranks; a mean without any weight is 0."""
-        totals = defaultdict(float)
-        sums = defaultdict(float)
-        weights = defaultdict(float)
+        totals, sums, weights = Counter(), Counter(), Counter()
         for rank in distributed.all_gather([self]):
-            for name, value in rank.totals.items():
-                totals[name] += value
-            for name, value in rank.sums.items():
-                sums[name] += value
-                weights[name] += rank.weights[name]
-        means = {name: value / (weights[name] or 1.0) for name, value in sums.items()}
-        return totals | means
+            totals.update(rank.totals)  # adds, name by name
+            sums.update(rank.sums)
+            weights.update(rank.weights)
+        means = {name: value / (weights[name] or 1) for name, value in sums.items()}
+        return dict(totals) | means
