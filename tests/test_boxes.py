@@ -2,7 +2,6 @@
 
 import runpy
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from examples import boxes, locks, probable
+from examples import boxes, locks
 from paw_min import cli, train, update
 from paw_min.base.errors import UserError
 from paw_min.config import METHOD_PRESETS, Config, parse_args
@@ -49,26 +48,19 @@ def start(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("words", [(), ("plan", "heat")])
-def test_both_boxes_must_open_and_each_observation_shows_the_material(words):
-    """With serial numbers, the observations are longer; a game is won alike."""
+def test_each_observation_shows_the_material(words):
+    """With serial numbers, it is longer. test_locks_package.py has the rules of a game."""
     world = boxes.make_world(7, words=words)
-    names = ["Alice", "Bob"]
-    right = [WORLD.tool_of[WORLD.material_of[name]] for name in names]
-    wrong = next(tool for tool in boxes.TOOLS if tool not in right)
-    for tools in product([right[0], wrong], [right[1], wrong, "word"]):
-        environment = boxes.Boxes(world)
-        step = environment.reset("Alice Bob")
-        context = Context(step.task, step.observation, step.admissible)
-        for turn, (name, tool) in enumerate(zip(names, tools)):
-            assert boxes.prompt(context, 0) == f"Box of {name}"
-            step = environment.step(tool)
-            outcome = "open" if tool == right[turn] else "shut"
-            seen = f" {WORLD.material_of[name]} {outcome}{world.serial_of[name]}"
-            assert step.observation == seen
-            assert step.done == (turn == 1)
-            context.history.append(Turn(context.observation, tool))
-        won = list(tools) == right
-        assert (step.won, step.reward) == (won, boxes.R_MAX * won)
+    environment = boxes.Boxes(world)
+    step = environment.reset("Alice Bob")
+    context = Context(step.task, step.observation, step.admissible)
+    for name in ("Alice", "Bob"):
+        assert boxes.prompt(context, 0) == f"Box of {name}"
+        material = WORLD.material_of[name]
+        step = environment.step(WORLD.tool_of[material])
+        assert step.observation == f" {material} open{world.serial_of[name]}"
+        context.history.append(Turn(context.observation, "a tool"))
+    assert step.won and step.reward == boxes.R_MAX
 
 
 def test_worlds():
@@ -79,8 +71,15 @@ def test_worlds():
     assert WORLD == boxes.make_world(7) != boxes.make_world(8)
     natural = boxes.make_world(7, natural=True)
     assert natural.material_of == WORLD.material_of and natural.tool_of == boxes.TOOL_OF
-    with pytest.raises(UserError, match="--data unknown"):
-        boxes.load(Config(env="boxes"), "unknown")
+
+
+@pytest.mark.parametrize("data, sentence", [
+    ("unknown", "--data unknown is not a world of boxes"),
+    ("serials", "use --preset smollm2-serials"),
+])
+def test_refused_worlds(data, sentence):
+    with pytest.raises(UserError, match=sentence):
+        boxes.load(Config(env="boxes", max_obs_tokens=2), data)
 
 
 def test_the_warm_start_shows_no_fact(start, monkeypatch):
@@ -123,20 +122,6 @@ def test_a_box_has_its_serial_number_and_the_start_model_sees_others(monkeypatch
     (row,) = rows
     shown = row.obs_ids.split()
     assert shown[0] in boxes.MATERIALS and len(shown) == 6 and set(shown[2:]) <= {*words}
-
-
-def test_a_first_run_with_serial_numbers_makes_its_start_model(tmp_path, monkeypatch):
-    prepared = []
-    monkeypatch.chdir(tmp_path)  # there is none
-    monkeypatch.setattr(boxes, "prepare", prepared.append)
-    monkeypatch.setattr(boxes, "main", lambda *_: None)
-    boxes.run(argv=["--preset", "smollm2-serials"])
-    assert prepared == [boxes.START_SERIALS]
-
-
-def test_serials_in_the_room_of_a_short_observation(start):
-    with pytest.raises(UserError, match="use --preset smollm2-serials"):
-        boxes.load(Config(env="boxes", model=str(start), max_obs_tokens=2), "serials")
 
 
 def test_a_run(start, tmp_path):
@@ -187,62 +172,42 @@ def test_the_most_predicted_material_is_measured_over_all_boxes(start):
     trained = load_policy(str(start), precision="bf16")
     lora.attach(trained.model, 2, "bf16", 0, None)
     assert most_predicted(trained) == pytest.approx(max(means.values()), rel=0.05)
-    # 1/2 if it is sure of one material for half of the boxes, and of another one for the others.
-    halves = torch.zeros(len(boxes.NAMES), 4, len(policy.tokenizer))
-    for i in range(len(boxes.NAMES)):
-        halves[i, :, policy.encode(" ice" if i % 2 else " sand")] = 1e3
-    # 1 if the model is sure of the same material everywhere.
-    always = torch.zeros(len(boxes.NAMES), 4, len(policy.tokenizer))
-    always[..., policy.encode(" ice")] = 1e3
-    for logits, expected in ((halves, 0.5), (always, 1.0)):
-        sure = SimpleNamespace(
-            encode=policy.encode, device=policy.device, precision="fp32",
-            model=lambda ids, logits=logits: SimpleNamespace(logits=logits),
-        )
-        assert most_predicted(sure) == expected
 
 
-def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monkeypatch):
-    commands = []
+def settings_of(presets, method: str, flags: list[str]) -> Config:
+    """As cli.main has them for a method of one's own."""
+    presets = {name: preset | {"method": method} for name, preset in presets.items()}
+    return parse_args("boxes", presets, "", flags)[0]
 
-    def play(module, flags, folder):
-        commands.append((module, flags))
-        return [{"eval_success": 0.0}, {"eval_success": 1.0}]
 
+@pytest.mark.parametrize("arm", study.ARMS)
+def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(arm, monkeypatch):
+    play = Mock(return_value=[{"eval_success": 0.0}, {"eval_success": 1.0}])
     monkeypatch.setattr(study.study, "play", play)
-    for arm in study.ARMS:
-        assert study.train((arm, 3))["held_out"] == [0.0, 1.0]
-        module, flags = commands.pop()
-        presets = boxes.PRESETS
-        if module == "research.boxes.material":  # as cli.main has them for a method of one's own
-            presets = {name: preset | {"method": "material"} for name, preset in presets.items()}
-            flags = flags[flags[0] == "probable" :]
-        cfg, _ = parse_args("boxes", presets, "", flags)
-        assert cfg.seed == 3 and cfg.paw == (cfg.method == "material")
-        if arm == "echo":
-            echo = METHOD_PRESETS["echo"] | {"wm_scale": 1.0}
-            assert {name: getattr(cfg, name) for name in echo} == echo
+    assert study.train((arm, 3))["held_out"] == [0.0, 1.0]
+    module, flags, _ = play.call_args.args
+    measured = module == "research.boxes.material"
+    method = "material" if measured else Config.method
+    cfg = settings_of(boxes.PRESETS, method, flags[flags[0] == "probable" :])
+    assert cfg.seed == 3 and cfg.paw == measured
+    if arm == "echo":
+        echo = METHOD_PRESETS["echo"] | {"wm_scale": 1.0}
+        assert echo.items() <= vars(cfg).items()
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # they are run as scripts
 def test_probable_runs_with_echos_settings(monkeypatch):
-    """On all transitions, with lambda_g = 1, cross entropy above 0.03, and the weight of 0.05 or
-    that of the arm."""
-    found = []
-    monkeypatch.setattr(boxes, "run", lambda *given: found.append(given))
+    run, fork = Mock(), Mock()
+    monkeypatch.setattr(boxes, "run", run)
+    monkeypatch.setattr(cli, "fork", fork)
     monkeypatch.setattr("sys.argv", ["x", "probable", "--seed", "3"])
     runpy.run_module("research.boxes.material", run_name="__main__")
-    presets, _, method, flags = found.pop()
-    assert method.__name__ == "probable_material"
-    presets = {name: preset | {"method": "probable_material"} for name, preset in presets.items()}
-    cfg, _ = parse_args("boxes", presets, "", flags)
-    assert (cfg.alpha, cfg.lambda_g, cfg.wm_loss, cfg.wm_scale) == (1.0, "constant", "ce", 0.05)
-    assert METHOD_PRESETS["echo"].items() <= vars(cfg).items()
-    monkeypatch.setattr(cli, "fork", lambda *given: found.append(given))
     runpy.run_module("examples.probable", run_name="__main__")
-    assert found.pop()[1] == METHOD_PRESETS["echo"]
-    assert probable.FLOOR == 0.03
-    assert study.ARMS["probable"] == ["--wm-scale", "1"]
+    presets, _, method, flags = run.call_args.args
+    cfg = settings_of(presets, method.__name__, flags)
+    assert cfg.method == "probable_material"
+    assert METHOD_PRESETS["echo"].items() <= vars(cfg).items()
+    assert fork.call_args.args[1] == METHOD_PRESETS["echo"]
 
 
 def test_a_difference_has_common_seeds_and_an_interval_from_four():
@@ -257,18 +222,6 @@ def test_a_difference_has_common_seeds_and_an_interval_from_four():
     assert "| 4 | +25.0 [+25.0, +25.0] |" in study.differences(runs, pair)
     del runs["paw", 1]
     assert "| 3 | +25.0, +25.0, +25.0 |" in study.differences(runs, pair)
-
-
-def test_a_picture_has_the_seeds_that_all_of_its_arms_have(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(study, "draw_success", lambda file, x, curves, _: drawn.update(curves))
-    arms = study.PICTURES[""]
-    runs = {
-        (arm, seed): {"success": [0.5] * study.UPDATES}
-        for arm in arms for seed in range(3 if arm == "mae" else 5)
-    }
-    study.draw(runs, "")
-    assert {arm: len(curves) for arm, curves in drawn.items()} == dict.fromkeys(arms, 3)
 
 
 def test_the_table_has_every_run(tmp_path, monkeypatch, capsys):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from examples import boxes, hidden, locks
-from examples.three_worlds import LESSONS
 from paw_min.config import Config
 
 
@@ -33,15 +32,3 @@ def test_the_games_of_hidden_are_those_of_its_seed_and_have_one_grammar(tmp_path
         written[name] = games
     assert hidden.make_pairs(1) == hidden.make_pairs(1) != hidden.make_pairs(2)
     assert written["a"] == written["b"] != written["c"]
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_is_drawn_by_its_seed(name):
-    def facts(seed: int):
-        world = LESSONS[name].make_world(seed)
-        lock = list(world.material_of)[0]
-        rest = [world.observation(name, "saw")[2:] for name in (lock, world.steps()[-1][0])]
-        return world.material_of, world.tool_of, rest  # after outcome and material
-
-    assert facts(1) == facts(1)
-    assert all(one != other for one, other in zip(facts(1), facts(2)))

@@ -1,6 +1,5 @@
 """The world of locks as an environment of the package: it is that of one_file, and it trains."""
 
-import inspect
 import time
 from dataclasses import replace
 from itertools import product
@@ -10,7 +9,7 @@ import pytest
 
 from examples import locks
 from examples.one_file import R_MAX, TOOLS, Size, make_world
-from paw_min import losses, train
+from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
@@ -82,16 +81,21 @@ def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
     assert len(trained) == 1 and locks.START.exists()
 
 
-def test_a_run(tmp_path, monkeypatch):
-    """Each row has the tokens of one_file."""
+@pytest.fixture
+def settings(tmp_path) -> dict:
+    """Of a small run on a start model that is hardly trained."""
     locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
-    played = Mock(wraps=flatten)
-    monkeypatch.setattr(train, "flatten", played)
-    settings = dict(
+    return locks.PRESETS["tiny"] | dict(
         env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7,
         updates=1, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
     )
-    train.train(Config(**locks.PRESETS["tiny"] | settings))
+
+
+def test_a_run(tmp_path, monkeypatch, settings):
+    """Each row has the tokens of one_file."""
+    played = Mock(wraps=flatten)
+    monkeypatch.setattr(train, "flatten", played)
+    train.train(Config(**settings))
     line = runs.read_metrics(tmp_path / "r")[1]
     assert line["rows"] == 16 and line["wm_loss"] > 0 and line["grad_norm"] > 0
 
@@ -111,32 +115,18 @@ def test_a_run(tmp_path, monkeypatch):
 class Renamed(locks.Locks):
     """What was a bone lock is a zorro lock."""
 
-    def _step(self, observation, **outcome):
-        return super()._step(observation.replace("bone", "zorro"), **outcome)
+    def seen(self, name, tool):
+        return super().seen(name, tool).replace("bone", "zorro")
 
 
-def test_a_word_that_the_model_does_not_have_is_named(tmp_path, monkeypatch):
+def test_a_word_that_the_model_does_not_have_is_named(monkeypatch, settings):
     """As where the world was edited, and the start model is the old one."""
     # Another test may have put another copy of the module there.
     ours = replace(locks.BENCHMARKS["locks"], load=locks.load)
     monkeypatch.setitem(locks.BENCHMARKS, "locks", ours)
     monkeypatch.setattr(locks, "Locks", Renamed)
-    locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
-    settings = dict(env="locks", out=str(tmp_path), model=str(tmp_path / "start"), eval_tasks=20)
     with pytest.raises(UserError, match="^the model has no token for 'zorro': if its world has"):
-        train.train(Config(**locks.PRESETS["tiny"] | settings))
-
-
-def test_the_preset_has_the_settings_of_one_file():
-    preset = locks.PRESETS["tiny"]
-    rows = preset["groups"] * preset["group_size"] * preset["max_turns"]
-    assert rows / preset["mini_batch"] == locks.one_file.MINI_BATCHES
-    assert preset["max_turns"] == make_world(0).locks
-    arm = locks.one_file.Arm()
-    cfg = Config(**preset)
-    assert (cfg.alpha, cfg.rho, cfg.wm_scale) == (arm.alpha, arm.rho, arm.scale)
-    clip = inspect.signature(losses.clipped_surrogate).parameters["clip_low"].default
-    assert (clip, cfg.temperature) == (locks.one_file.CLIP, 1.0)
+        train.train(Config(**settings | {"eval_tasks": 20}))
 
 
 @pytest.mark.slow

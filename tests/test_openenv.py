@@ -20,8 +20,6 @@ from paw_min.running import runs
 from tests import pools
 from tests.helpers import SMALL
 
-FIELD = {"type": "string"}
-
 
 @contextmanager
 def serving(app):
@@ -43,17 +41,13 @@ def url():
 
 
 @pytest.fixture
-def remote(url):
-    return openenv_paw.Remote(url, "words", "answer")
+def settings(tmp_path, model) -> dict:
+    own = dict(env="openenv", out=str(tmp_path), model=model, max_turns=4, eval_tasks=4, updates=1)
+    return SMALL | own | dict(max_prompt_tokens=1000)
 
 
-def settings(tmp_path, **changes) -> Config:
-    base = dict(env="openenv", out=str(tmp_path), max_turns=4, max_prompt_tokens=1000, eval_tasks=4)
-    return Config(**SMALL | base | changes)
-
-
-def test_a_run_on_the_guessing_game(url, model, tmp_path):
-    train.train(settings(tmp_path, data=f"{url}/", model=model, updates=1))
+def test_a_run_on_the_guessing_game(url, settings, tmp_path):
+    train.train(Config(**settings, data=f"{url}/"))
     before, after = runs.read_metrics(tmp_path / "r")
     assert before["eval_failed"] == after["failed"] == 0
     assert after["rows"] == 16 and after["wm_loss"] > 0
@@ -62,13 +56,12 @@ def test_a_run_on_the_guessing_game(url, model, tmp_path):
 @pytest.mark.parametrize("data", [
     "http://127.0.0.1:9", "nowhere", "http://me:secret@[::1", "http://me:secret@127.0.0.1",
 ])
-def test_no_server(data, model, tmp_path, capsys):
-    cfg = settings(tmp_path, data=data, model=model)
+def test_no_server(data, settings, tmp_path, capsys):
     with pytest.raises(UserError, match="is no OpenEnv server .*: start one") as error:
-        train.train(cfg)
+        train.train(Config(**settings, data=data))
     with pytest.raises(ConnectionError) as lost:  # as in an episode: its text is printed and stored
         openenv_paw.connect(data)
-    stored = (tmp_path / cfg.name / "config.json").read_text()
+    stored = (tmp_path / "r" / "config.json").read_text()
     assert "secret" not in f"{error.value} {lost.value} {stored} {capsys.readouterr()}"
 
 
@@ -82,14 +75,13 @@ def test_a_password_goes_to_the_server(monkeypatch):
     assert request.headers["Authorization"] == "Basic bWU6c2VjcmV0"
 
 
-def test_a_game_is_played_as_its_server_says(remote):
+def test_a_game_is_played_as_its_server_says(url):
+    remote = openenv_paw.Remote(url, "words", "answer")
     said = [remote.reset("7"), *(remote.step(n) for n in ("5", "5", "9", "7"))]
-    texts = [step.observation for step in said]
-    assert texts[1:] == ["Higher.", "Lower.", "Lower.", ""]
+    assert [step.observation for step in said[1:]] == ["Higher.", "Lower.", "Lower.", ""]
     assert [step.reward for step in said] == [0.0, 0.0, 0.0, 0.0, 10.0]
     assert [step.won for step in said] == [False] * 4 + [True] == [step.done for step in said]
-    assert remote.reset("17").observation == texts[0]
-    assert remote.step("7").won
+    assert remote.reset("17").observation == said[0].observation
 
 
 class Small(guess_server.Guess):
@@ -149,27 +141,29 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
     assert answers[0].failed and answers[1].failed
 
 
-@pytest.mark.parametrize("fields, name", [
-    ({"words": FIELD, "metadata": {"type": "object"}}, "words"),
-    ({"text": FIELD, "task_type": FIELD}, "text"),
-    ({"a": FIELD, "b": FIELD}, None),
-])
-def test_the_text_field(fields, name):
-    schema = {"action": {"properties": fields}}
-    if name:
-        assert openenv_paw.text_field(schema, "action") == name
-        return
+def test_the_text_field():
+    def field(*names):
+        fields = dict.fromkeys(names, {"type": "string"}) | {"metadata": {"type": "object"}}
+        return openenv_paw.text_field({"action": {"properties": fields}}, "action")
+
+    assert field("words") == "words"
+    assert field("text", "task_type") == "text"
     with pytest.raises(UserError, match="the action has the text fields"):
-        openenv_paw.text_field(schema, "action")
+        field("a", "b")
 
 
-def test_prompt_and_parser():
+def test_prompt():
     context = Context("Guess.", "Lower.", ["1", "2"], [Turn("Begin.", "5")])
     text = openenv_paw.prompt(context, 2)
     assert text.startswith("Guess.\nYou have taken 1 step(s). The last 1: [Observation 1: 'Begin.'")
     assert "Step 2. Observation: Lower.\nAdmissible actions: [1, 2]" in text
-    command = openenv_paw.parse("<think>a</think><action> Say <b> </action>")
-    assert command == ("Say <b>", True)
-    assert openenv_paw.parse("<action>x</action>") == ("x", False)
-    assert openenv_paw.parse("<think>a</think><action> </action>") == ("", False)
-    assert openenv_paw.parse("nothing") == ("nothing", False)
+
+
+@pytest.mark.parametrize("response, command, valid", [
+    ("<think>a</think><action> Say <b> </action>", "Say <b>", True),
+    ("<action>x</action>", "x", False),
+    ("<think>a</think><action> </action>", "", False),
+    ("nothing", "nothing", False),
+])
+def test_parsing(response, command, valid):
+    assert openenv_paw.parse(response) == (command, valid)
