@@ -79,9 +79,8 @@ def exercises(number: str) -> str:
     return part((FOLDER / "locks/exercises.txt").read_text(), int(number))
 
 
-def board(*entries: str) -> str:
-    """Entries of research/board in the given order; without names, all, the best first."""
-    return the_board.table(the_board.read_results(), entries)
+def board() -> str:
+    return the_board.table(the_board.read_results())
 
 
 # Each step of LEARN.md: its title, the flags of one_file.py that train it, its entry on the board.

@@ -19,13 +19,11 @@ four worlds. A loss that has to see the tokens replaces `learn`; it should leave
 the optimizer as they are. This folder has the known entries; README.md says how to add one.
 """
 
-import argparse
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import isfunction
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
@@ -36,8 +34,8 @@ import torch
 from examples import one_file
 from examples.one_file import Arm, World, run
 from examples.three_worlds import LESSONS, Lesson
-from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import check_writable, reading, replace_text
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import check_writable, replace_text
 from research import study
 
 FOLDER = Path(__file__).parent
@@ -57,7 +55,6 @@ REPLACEABLE = {
     "shuffled": (torch.arange(24).view(8, 3),),
     "learn": None,  # found out in the first world
 }
-LOSS = {"mae", "hard_tokens", "clipped_mae"}  # Arm(loss="ce") does not call them.
 
 
 @dataclass
@@ -76,41 +73,29 @@ def load(path: Path) -> tuple[Arm, dict[str, Callable]]:
         found = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # whatever an idea raises
         raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
-    arm = found.get("ARM", Arm())
-    if not isinstance(arm, Arm):
-        raise UserError(f"{path}: ARM is {arm!r:.60}; it must be an Arm of examples.one_file")
-    return arm, {name: found[name] for name in REPLACEABLE if name in found}
+    return found.get("ARM", Arm()), {name: found[name] for name in REPLACEABLE if name in found}
 
 
 def check(path: Path) -> None:
-    """UserError for an entry that would fail, or be ignored in part."""
+    """UserError for an entry that would fail, or be ignored."""
     arm, functions = load(path)
+    if not isinstance(arm, Arm) or arm.loss not in ("cmae", "ce"):
+        raise UserError(f"{path}: ARM is {arm!r:.60}; it must be an Arm of examples.one_file, with "
+                        "the loss cmae or ce")
     if arm == Arm() and not functions and path.stem != "paw":
         raise UserError(f"{path} has no ARM and none of these functions: {', '.join(REPLACEABLE)}")
-    if arm.loss not in ("cmae", "ce"):
-        raise UserError(f"{path}: loss={arm.loss!r} is not a loss of one_file.py: cmae or ce")
-    if arm.loss == "ce" and LOSS & set(functions):
-        raise UserError(f"{path}: with loss='ce', its {' and '.join(LOSS & set(functions))} would "
-                        "not be called: leave one out")
-    for name, value in runpy.run_path(str(path)).items():
-        if hasattr(one_file, name) and name not in REPLACEABLE and is_defined_in(path, value):
-            raise UserError(f"{path}: {name} is the same for all entries; only these may be "
-                            f"replaced: {', '.join(REPLACEABLE)}")
+    if arm.loss == "ce" and functions.keys() & {"mae", "hard_tokens", "clipped_mae"}:
+        raise UserError(f"{path}: with loss='ce', its MAE would not be called: leave one out")
     for name, function in functions.items():
-        arguments = REPLACEABLE[name]
-        if arguments is None:
+        if REPLACEABLE[name] is None:
             continue
-        expected = tuple(getattr(one_file, name)(*arguments).shape)
+        expected = tuple(getattr(one_file, name)(*REPLACEABLE[name]).shape)
         try:
-            shape = tuple(function(*arguments).shape)
+            shape = tuple(function(*REPLACEABLE[name]).shape)
         except Exception as error:  # whatever an idea raises
             raise UserError(f"{path}: {name} raises {type(error).__name__}: {error}") from error
         if shape != expected:
             raise UserError(f"{path}: {name} returns the shape {shape} in place of {expected}")
-
-
-def is_defined_in(path: Path, value) -> bool:
-    return isfunction(value) and value.__code__.co_filename == str(path)
 
 
 def play(path: Path, world: str, seed: int) -> float:
@@ -124,9 +109,8 @@ def play(path: Path, world: str, seed: int) -> float:
 
 def read_results() -> dict[str, dict[str, list[float]]]:
     """{entry: {world: the mean of the curve of each seed}}."""
-    with reading(RESULTS):
-        lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-        return {line.pop("entry"): line for line in lines}
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    return {line.pop("entry"): line for line in lines}
 
 
 def score(run: dict[str, float]) -> float:
@@ -134,8 +118,8 @@ def score(run: dict[str, float]) -> float:
     return mean(run.values())
 
 
-def table(results: dict[str, dict[str, list[float]]], entries: Iterable[str] = ()) -> str:
-    """The entries in this order; without any, all, the best first.
+def table(results: dict[str, dict[str, list[float]]]) -> str:
+    """All entries, the best first.
 
     "minus PaW": the paired difference of the scores, mean and 95 % t interval over the seeds.
     """
@@ -144,9 +128,8 @@ def table(results: dict[str, dict[str, list[float]]], entries: Iterable[str] = (
         for entry, result in results.items()
         for seed, values in enumerate(zip(*(result[world] for world in WORLDS)))
     }
-    best_first = sorted(results, key=lambda entry: -mean(study.values_of(runs, entry, score)))
     lines = []
-    for entry in entries or best_first:
+    for entry in sorted(results, key=lambda entry: -mean(study.values_of(runs, entry, score))):
         worlds = [study.level(runs, entry, itemgetter(world)) for world in WORLDS]
         gain = study.difference(runs, entry, "paw", score)
         lines.append([entry, study.level(runs, entry, score), *worlds, gain])
@@ -154,7 +137,7 @@ def table(results: dict[str, dict[str, list[float]]], entries: Iterable[str] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Score an idea in four worlds")
+    parser = Parser(description="Score an idea in four worlds")
     parser.add_argument("file", type=Path, help="a Python file, as in the docstring above")
     path = parser.parse_args().file
     if not path.is_file():
@@ -165,8 +148,6 @@ def main() -> None:
         raise UserError(f"{path}: the board has an entry {path.stem}; give the file another name")
     if is_entry:
         check_writable(RESULTS)
-    arm, functions = load(path)
-    print(f"{path.stem}: {arm}" + (f", with its own {', '.join(functions)}" if functions else ""))
     torch.set_num_threads(1)
     result = {}
     for world in WORLDS:
