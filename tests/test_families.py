@@ -30,16 +30,20 @@ LAYER = "in a layer of the type"
 LONGROPE = dict(
     original_max_position_embeddings=64, rope_parameters=dict(
         rope_type="longrope", rope_theta=1e4, short_factor=[1.1] * 4, long_factor=[4.0] * 4))
-REFUSED = {  # as published, which for these is not the default of transformers
-    "cohere": ({}, CHANGED), "gemma2": ({}, CHANGED), "gptj": (dict(rotary_dim=4), CHANGED),
-    "granite": (dict(logits_scaling=8.0), CHANGED), "phi": ({}, CHANGED),
-    "minicpm3": (dict(num_key_value_heads=4), CHANGED),
-    "phi3": (LONGROPE, LENGTH),
-    "llama": (dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)), LENGTH),
-    "gemma3_text": (dict(use_bidirectional_attention=True), LENGTH),
-    "qwen3_moe": ({}, f"model.layers.0.mlp.experts.gate_up_proj {LAYER} Qwen3MoeExperts"),
-    "mamba": (dict(state_size=8), LAYER), "gpt2": ({}, f"attn.c_attn.weight {LAYER} Conv1D"),
-}
+DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
+IN_ONE_KIND_OF_LAYER = dict(
+    layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=1e4), full_attention=DYNAMIC))
+REFUSED = [  # as published, which for these is not the default of transformers
+    ("cohere", {}, CHANGED), ("gemma2", {}, CHANGED), ("phi", {}, CHANGED),
+    ("gptj", dict(rotary_dim=4), CHANGED), ("minicpm3", dict(num_key_value_heads=4), CHANGED),
+    ("granite", dict(logits_scaling=8.0), CHANGED),
+    ("phi3", LONGROPE, LENGTH), ("llama", dict(rope_parameters=DYNAMIC), LENGTH),
+    ("gemma3_text", IN_ONE_KIND_OF_LAYER, LENGTH),
+    ("gemma3_text", dict(use_bidirectional_attention=True), LENGTH),
+    ("qwen3_moe", {}, f"model.layers.0.mlp.experts.gate_up_proj {LAYER} Qwen3MoeExperts"),
+    ("mamba", dict(state_size=8), LAYER), ("gpt2", {}, f"attn.c_attn.weight {LAYER} Conv1D"),
+]
 
 
 @torch.no_grad()
@@ -74,10 +78,11 @@ def test_a_family_is_loaded_sampled_trained_and_saved(family, tmp_path):
     torch.testing.assert_close(load_policy(str(tmp_path / "trained"))(batch)[0], after)
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_a_plan_and_a_start_refuse_a_family_by_its_config(family, tmp_path, config):
+@pytest.mark.parametrize("family, settings, reason", REFUSED)
+def test_a_plan_and_a_start_refuse_a_family_by_its_config(
+    family, settings, reason, tmp_path, config
+):
     """However small its logits are, and with positions beyond all rows of the test."""
-    settings, reason = REFUSED[family]
     folder = write(family, tmp_path / "model", **settings)
     with one_sentence(reason) as planned:
         plan.dry_run(config(model=folder, max_prompt_tokens=200))

@@ -137,6 +137,7 @@ PUBLISHED = {  # `python -m pytest tests/test_published.py -rA` prints the names
     "Mistral-Nemo": Kind("mistral", NEMO, "</s>", NEMO_CHAT),
     "Ministral-8B": Kind("ministral", NEMO, "</s>", NEMO_CHAT,
                          dict(layer_types=LAYERS, sliding_window=16)),
+    "Mistral with another tokenizer": Kind("mistral", LLAMA, "<|eot_id|>", "llama3"),
     "Phi-3-mini-4k": Kind("phi3", PHI, "<|end|>", "phi3", dict(sliding_window=16)),
     "Phi-3.5": Kind("phi3", PHI, "<|end|>", "phi3_5", dict(
         rope_scaling=LONGROPE, original_max_position_embeddings=64), LENGTH),
