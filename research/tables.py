@@ -24,6 +24,7 @@ import numpy as np
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
+from research.bench import step as bench_of_a_step
 from research.board import __main__ as the_board
 from research.boxes import study as boxes_study
 from research.hidden import study as hidden_study
@@ -100,6 +101,52 @@ def ladder() -> str:
         means = [f"{np.mean(results[entry][world]):.1f}" for world in the_board.WORLDS]
         lines.append([title, f"`{flags}`", *means])
     return markdown_table(["step", "flags", *the_board.WORLDS], lines)
+
+
+# ---- bench ----
+
+
+def bench_step() -> str:
+    return bench_of_a_step.table()
+
+
+def bench_lora() -> str:
+    """The trainer's sums x vLLM's rounding: both as in this project, one of them, and neither."""
+    lines = []
+    for entry in load("bench/results/lora.json")[1:]:
+        ours, near = entry["random"], entry["nearest"]
+        here, peft = entry["gain"], entry["gain of peft"]
+        for way, gain, engine, gap in (
+            ("both", here, ours, ours["gap"]),
+            ("random rounding alone", peft, ours, ours["gap_of_peft"]),
+            ("exact sums alone", here, near, near["gap"]),
+            ("neither", peft, near, near["gap_of_peft"]),
+        ):
+            arrives = f"{percent(engine['arrives'])} %"
+            lines.append([str(entry["steps"]), way, gain, engine["gain"], arrives, gap])
+    header = ["steps", "repaired", "gain of the trainer", "in vLLM", "s B A in vLLM", "gap"]
+    return markdown_table(header, lines)
+
+
+def bench_update() -> str:
+    reports = {name: load(f"bench/results/gpu/update-{name}.json") for name in ("1.5b", "smollm2")}
+    lines = {}
+    for name, report in reports.items():
+        cells = {
+            f"{what}, seconds": f"{report['seconds'][what]:.2f}"
+            for what in ("generate", "old and reference pass", "learn")
+        }
+        for what, speed in report["tokens_per_s"].items():
+            cells[f"{what}, tokens per second"] = f"{speed:,.0f}"
+        cells["gap, nats per token"] = f"{report['gap']:.1e}"
+        cells["learn, MFU in %"] = f"{100 * report['mfu']:.0f}"
+        cells["peak of the trainer, GB"] = f"{report['peak_gb']:.1f}"
+        for shape, percent in report["paw_over_grpo_percent"].items():
+            for what, value in percent.items():
+                cells[f"PaW over GRPO, {shape}, {what} in %"] = f"{value:+.1f}"
+        for what, cell in cells.items():
+            lines.setdefault(what, [what]).append(cell)
+    return markdown_table(["an update", *reports], [*lines.values()])
 
 
 # ---- the front page ----

@@ -15,8 +15,7 @@ chooses that kernel by device.) An operation raises where a GPU's would:
       CPU tensors without dimensions, which elementwise kernels take as numbers
     - it writes to a CPU tensor, or is drawn by a generator of the CPU
 
-A generator of the GPU draws the CPU's numbers here. WORK counts what passes between GPU and CPU,
-and what the CPU computes itself.
+A generator of the GPU draws the CPU's numbers here.
 
 Not reached: kernels, memory and speed of a GPU; NCCL and several GPUs; vLLM's engine and its sleep
 mode; streams; torch.compile; TRL's trainer. Tested with PyTorch's CPU build.
@@ -31,7 +30,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,7 +47,6 @@ KERNELS = library.Library("aten", "IMPL")
 COPIES = ("copy_", "_to_copy")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 TAKE_NUMBERS = (*INDEXING, "fill_")  # besides elementwise operations
-WORK = Counter()  # bytes "copied" between GPU and CPU, bytes of results "computed on the CPU"
 
 
 def build(folder: Path) -> Path:
@@ -131,11 +128,9 @@ def execute(func, args: tuple, kwargs: dict):
         on_gpu = isinstance(args[0], Remote)
     if on_gpu:
         check(func, name, args, kwargs, tensors)
-    source = args[1] if name == "copy_" else args[0] if args else None
 
     args, kwargs = tree_map(lambda x: local_of.get(id(x), x), (args, kwargs))
     result = func(*args, **kwargs)
-    count(name, source, result, on_gpu)
     if not on_gpu:
         return result
     # An operation in place returns its operand.
@@ -147,16 +142,6 @@ def execute(func, args: tuple, kwargs: dict):
         return operand[id(x)] if id(x) in operand else Remote(x)
 
     return tree_map(remote, result)
-
-
-def count(name: str, source, result, on_gpu: bool) -> None:
-    """Add an operation to WORK."""
-    tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-    size = sum(x.numel() * x.element_size() for x in tensors)
-    if name in COPIES:
-        WORK["copied"] += size if isinstance(source, Remote) != on_gpu else 0
-    elif not on_gpu:
-        WORK["computed on the CPU"] += size
 
 
 def check(func, name: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> None:

@@ -115,5 +115,5 @@ def test_a_gpu_gives_the_numbers_of_a_cpu(folders, name):
     assert ours and ours == numbers_of(folders["cpu"] / file)
 
 
-def test_a_gpu_is_asked_right_and_spares_the_cpu(folders):
+def test_a_gpu_refuses_and_rounds_as_it_should(folders):
     assert not error(folders["gpu"], "rules")
