@@ -1,4 +1,4 @@
-"""The analyses of rollouts: Fig. 2."""
+"""The share of the gradient that goes to noise: Fig. 2c."""
 
 import json
 
@@ -8,17 +8,11 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paw_min import cmae
-from paw_min.base.errors import UserError
 from paw_min.rows import TokenRow
-from research.paper import fig2c, transitions
-from research.paper.transitions import TextRow
-from tests.helpers import make_policy, plain_logp
+from research.paper import fig2c
+from tests.helpers import make_policy
 
 PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
-
-
-def row(o="o", command="c", following="f", task="t", prompt=(1,)) -> TextRow:
-    return TextRow(TokenRow(list(prompt), [2], [3]), task, o, command, following)
 
 
 def test_rules_of_noise():
@@ -36,8 +30,7 @@ def test_each_subword_of_noise_is_noisy(trim):
     policy = make_policy()
     policy.tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer)
     ids = policy.encode(PAGE)
-    one = row(following=PAGE)
-    one.tokens.obs_ids = ids
+    one = fig2c.Step(TokenRow([1], [2], ids), PAGE)
     noisy = fig2c.observation_classes(policy, one)
     pieces = [policy.tokenizer.decode([i]) for i in ids]
     assert len(noisy) == len(ids) and 15 < sum(noisy) < len(ids) - 15
@@ -63,24 +56,6 @@ def test_magnitudes_are_the_gradients_of_the_losses():
         at_target = gradient.gather(-1, target)[0, :, 0].abs()  # (50,)
         assert torch.allclose(at_target, expected[name], atol=1e-6)
     assert 5 < (expected["clipped MAE"] == 0).sum() < 45
-
-
-def test_observations_are_scored_at_temperature_1(config):
-    policy = make_policy(temperature=3.0)
-    rows = [
-        TokenRow([3, 9], [5, 2], [13, 14, 15]),
-        TokenRow([3], [16], []),
-        TokenRow([3], [2], [7]),
-    ]
-    logps = transitions.observation_logps(config(micro_tokens=8), policy, rows)
-    for r, ours in zip(rows, logps):
-        expected = plain_logp(policy, r)[len(r.response_ids) :]
-        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
-
-
-def test_fig2c_refuses_other_benchmarks():
-    with pytest.raises(UserError, match="fig2c is for webshop, not for search: use it"):
-        fig2c.main(["search"])
 
 
 def test_fig2c_on_the_teacher(tmp_path, capsys):

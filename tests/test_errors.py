@@ -12,15 +12,11 @@ import pytest
 
 from paw_min.base import errors
 from paw_min.inspect import __main__ as inspect
-from research.paper import sweep, transitions
+from research.paper import fig2c, sweep
 from tests.helpers import ROOT, one_sentence
 from world_models.word2world import settings as word2world_settings
 
 # ---- command lines ----
-
-
-def play(argv: list[str]) -> None:
-    transitions.play(transitions.arguments("", argv))
 
 
 def plan(argv: list[str]) -> None:
@@ -34,8 +30,8 @@ def word2world(argv: list[str]) -> None:
 WRONG_COMMANDS = [  # {run} is a run folder
     (inspect.main, "nowhere", "nowhere has no config.json: give a run folder"),
     (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
-    (play, "webshp", "webshp is neither a run folder .* nor one of alfworld"),
-    (play, "webshop --eval-only", "--eval-only is for the run scripts: omit it"),
+    (fig2c.main, "webshp", "fig2c is for webshop, not for webshp: use it, or a run of it"),
+    (fig2c.main, "webshop --eval-only", "--eval-only is for the run scripts: omit it"),
     (plan, "--seed 3", "--seed after --: use the options before it."),
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),

@@ -167,8 +167,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 PAPER = {path.stem for path in (ROOT / "research/paper").glob("*.py")}
-PAPER |= {path.parent.name for path in (ROOT / "research/paper").glob("*/__main__.py")}
-PAPER -= {"transitions", "grids"}
+PAPER -= {"grids"}
 # What a page shows in place of a value: SEEDS, [--out FILE], runs/*/x.json, $FLAGS, a <b>.
 PLACEHOLDER = re.compile(r"[\[\]$*<|]|\.\.\.|\.$|^(GRID|ENV|BENCHMARK)$|[./]NAME$")
 
