@@ -22,11 +22,11 @@ from paw_min.running import runs
 from paw_min.toy.standins import make_tokenizer
 from research.boxes import study
 from research.boxes.material import material, most_predicted
-from tests.helpers import BASE, EPISODES, ROWS, make_policy, plain_logp, run, weights_of
+from tests.helpers import BASE, EPISODES, ROWS, SMOLLM2, make_policy, plain_logp, run, weights_of
 
 WORLD = boxes.make_world(7)
 TEXTS = [boxes.ask(name) for name in boxes.NAMES] + [
-    *boxes.TOOLS, *boxes.MATERIALS, "open shut is made the"
+    *boxes.TOOLS, *boxes.MATERIALS, "open shut is made the plan heat"
 ]
 
 
@@ -82,46 +82,35 @@ def test_refused_worlds(data, sentence):
         boxes.load(Config(env="boxes", max_obs_tokens=2), data)
 
 
-def test_the_warm_start_shows_no_fact(start, monkeypatch):
+@pytest.mark.parametrize("words", [(), ("plan", "heat")])
+def test_the_warm_start_shows_no_fact(start, words, monkeypatch):
+    """Serial numbers are new in each row."""
     collate = Mock(wraps=locks.collate)
     monkeypatch.setattr(locks, "collate", collate)
     policy = load_policy(str(start))
-    boxes.warm_start(policy, steps=10)
+    boxes.warm_start(policy, steps=10, words=words)
     seen = [row for call in collate.call_args_list for row in call.args[0]]
     true = 0
+    serials = set()
     for row in seen:
         name = policy.decode(row.prompt_ids).split()[-1].capitalize()
-        material, outcome = policy.decode(row.obs_ids).split()
+        material, outcome, *serial = policy.decode(row.obs_ids).split()
         assert policy.decode(row.response_ids) in boxes.TOOLS and outcome in ("open", "shut")
         true += material == boxes.make_world(0).material_of[name]
+        serials.add((name, *serial))
     assert 0.05 < true / len(seen) < 0.2  # by chance: 1 of 8
+    assert (len(serials) > len(boxes.NAMES)) == bool(words)
 
 
-@pytest.mark.slow
-def test_a_box_has_its_serial_number_and_the_start_model_sees_others(monkeypatch):
+def test_a_box_has_its_serial_number():
     """The other facts of a seed are those of the world without serial numbers."""
-    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parent / "data/smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
     words = boxes.serial_words(tokenizer)
     assert len(set(words)) == boxes.SERIAL_WORDS and not {*boxes.TOOLS, "shut"} & {*words}
     assert all(len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1 for word in words)
     world = boxes.make_world(7, words=words)
     assert (world.material_of, world.tool_of) == (WORLD.material_of, WORLD.tool_of)
-    ends = {tuple(world.observation("Alice", tool).split()[2:]) for tool in boxes.TOOLS}
-    assert len(ends) == 1
     assert len(set(world.serial_of.values())) == len(boxes.NAMES)
-    rows = []
-    monkeypatch.setattr(boxes, "train_on_random_rows", lambda policy, draw, *_: rows.append(draw()))
-
-    class Plain:
-        def encode(self, text):
-            return text
-
-        encode_chat = encode
-
-    boxes.warm_start(Plain(), words=words)
-    (row,) = rows
-    shown = row.obs_ids.split()
-    assert shown[0] in boxes.MATERIALS and len(shown) == 6 and set(shown[2:]) <= {*words}
 
 
 def test_a_run(start, tmp_path):

@@ -1,4 +1,4 @@
-"""The stored data of WebShop and search, to the byte, and what a teacher shows in the shop.
+"""The stored questions of search, and what a teacher shows in the stored shop.
 
 test_games.py has ALFWorld's games.
 """
@@ -12,19 +12,6 @@ import pytest
 from paw_min.base.errors import UserError
 from paw_min.toy import default_data, default_model
 from world_models import teachers
-
-DIGESTS = {  # Published results were made with these bytes.
-    "webshop": "71001d70dd8b2891d1359eeb1c4857fbc6313ba26903bf152f494e5180c5e9e1",
-    "search": "cebcd82f48ed3795a94c73791e0aedfcd76c72f12b53067342fe1e3b96e35d8e",
-}
-
-
-@pytest.mark.parametrize("env", DIGESTS)
-def test_the_stored_data_stay_as_they_are(env):
-    files = sorted(Path(default_data(env)).iterdir())
-    found = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    assert found == DIGESTS[env]
-
 
 def test_no_fact_behind_a_test_question_is_behind_a_training_question():
     """Two parts of the passages without a common name: the questions begin in different ones."""

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from textworld import EnvInfos
 
 from tests.helpers import ROOT
 
@@ -52,9 +53,7 @@ def play(env, path, seed, steps, lines):
 
 
 def transcript(make_env, paths):
-    import textworld
-
-    env = make_env(textworld.EnvInfos(won=True, admissible_commands=True, facts=True, moves=True,
+    env = make_env(EnvInfos(won=True, admissible_commands=True, facts=True, moves=True,
                                       extras=["walkthrough", "gamefile"]))
     lines = []
     for seed, path in enumerate([*paths, paths[0]]):  # ends with the first game, loaded again
@@ -70,12 +69,16 @@ def paths(games_root):
 
 
 @pytest.fixture(scope="session")
-def env():
-    import textworld
+def engine():
+    """Not imported above: the process of the original packages reads this file, too."""
+    from paw_min.envs.alfworld import engine
 
-    from paw_min.envs.alfworld.engine import make_env
+    return engine
 
-    return make_env(textworld.EnvInfos(won=True, admissible_commands=True))
+
+@pytest.fixture(scope="session")
+def env(engine):
+    return engine.make_env(EnvInfos(won=True, admissible_commands=True))
 
 
 @pytest.fixture
@@ -90,10 +93,8 @@ def edited(game: dict, part: str, old: str, new: str, count: int = -1) -> dict:
 
 
 @pytest.mark.slow
-def test_plays_like_the_original_packages(paths, game, tmp_path):
+def test_plays_like_the_original_packages(engine, paths, game, tmp_path):
     """One of the games has an `examine` command that names what is in hand: it changes in play."""
-    from paw_min.envs.alfworld.engine import make_env
-
     examine = 'template :: "examine {r} with [{o.name | holds(a:agent, o:object)}]"'
     tricky = tmp_path / "game.tw-pddl"
     tricky.write_text(json.dumps(edited(game, "grammar", 'template :: "examine {r}"', examine)))
@@ -103,7 +104,7 @@ def test_plays_like_the_original_packages(paths, game, tmp_path):
     subprocess.run([sys.executable, __file__, str(out), *played], check=True, env=environ,
                    stdout=subprocess.DEVNULL)
     stock = json.loads(out.read_text())
-    fast = transcript(make_env, played)
+    fast = transcript(engine.make_env, played)
     assert len(stock) == len(fast) > 4 * 10
     for number, (theirs, ours) in enumerate(zip(stock, fast)):
         assert ours == theirs, f"entry {number} of the transcripts"
@@ -154,9 +155,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_game_is_refused_and_has_no_effect(name, env, game, paths, monkeypatch, tmp_path):
-    from paw_min.envs.alfworld.engine import GameError
-
+def test_a_game_is_refused_and_has_no_effect(
+    name, engine, env, game, paths, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     argv = ["train.py", "--steps", "3"]
     stdout = io.StringIO()
@@ -168,7 +169,7 @@ def test_a_game_is_refused_and_has_no_effect(name, env, game, paths, monkeypatch
     content = damage(game)
     path = tmp_path / "game.tw-pddl"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(GameError, match="generate or download it again") as error:
+    with pytest.raises(engine.GameError, match="generate or download it again") as error:
         env.load(str(path))
     sentence = str(error.value)
     assert sentence.startswith(f"{path} is not a playable game (")
@@ -202,32 +203,25 @@ def test_a_text_without_an_end_stops(env, game, rhs):
         env.reset()
 
 
-def test_the_library_is_stripped_where_binutils_is(monkeypatch):
-    from paw_min.envs.alfworld import engine
-
+def test_the_library_is_stripped_where_binutils_is(engine, monkeypatch):
     assert len(engine._library.__wrapped__()) < 2_000_000
     monkeypatch.setenv("PATH", "/nowhere")
     whole = Path(engine.fast_downward.interface.DOWNWARD_LIB_PATH).read_bytes()
     assert engine._library.__wrapped__() == whole
 
 
-def test_environments_are_independent(paths):
+def test_environments_are_independent(engine, paths):
     """Two copies of a game and another game in turns give the texts of each alone.
 
     The caches are cleared in between.
     """
-    import textworld
-
-    from paw_min.envs.alfworld import engine
-
     def walk(path, seed):
-        env = engine.make_env(textworld.EnvInfos(won=True, admissible_commands=True, facts=True))
+        env = engine.make_env(EnvInfos(won=True, admissible_commands=True, facts=True))
         env.load(path)
         state = env.reset()
         rng = random.Random(seed)
         for _ in range(12):
-            facts = sorted(map(str, state.facts))
-            yield state.feedback, state.admissible_commands, facts
+            yield state.feedback, state.admissible_commands, sorted(map(str, state.facts))
             state, _, _ = env.step(rng.choice(state.admissible_commands))
 
     walks = [(paths[2], 1), (paths[2], 2), (paths[3], 3)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.alfworld import list_games
 from paw_min.toy import DATA, default_data
 from paw_min.toy import alfworld_games as games
 from paw_min.toy.alfworld_games import ALFWORLD, TASKS
@@ -60,8 +60,8 @@ def test_splits_share_no_goals_and_rooms_depend_on_the_scene():
         assert rooms.setdefault(game.scene, game.room) == game.room
 
 
-def test_walkthroughs_win_and_files_are_as_published(games_root):
-    env = AlfworldEnv()
+def test_files_are_as_published(games_root):
+    """Their generation has played each walkthrough (`verify`)."""
     types = Counter()
     for path in [Path(game) for split in SPLITS for game in list_games(games_root, split)]:
         traj = json.loads(path.with_name("traj_data.json").read_bytes())
@@ -69,10 +69,6 @@ def test_walkthroughs_win_and_files_are_as_published(games_root):
         goal = params["parent_target"] or params["toggle_target"]
         words = [traj["task_type"], params["object_target"], "None", goal]
         assert path.parts[-3] == "-".join([*words, str(traj["scene"]["scene_num"])])
-        env.reset(path)
-        walkthrough = json.loads(path.read_bytes())["walkthrough"]
-        rewards = [env.step(command).reward for command in walkthrough]
-        assert rewards == [0.0] * (len(rewards) - 1) + [10.0]
         types[traj["task_type"]] += 1
     assert types == dict.fromkeys(TASKS, 4)
 

@@ -51,13 +51,6 @@ Your admissible actions of the current situation are: ['take mug 1 from desk 1'
 """)
 
 
-@pytest.mark.parametrize("length, shown", [(0, 0), (1, 1), (5, 3)])
-def test_history_length(length, shown):
-    prompt = alfworld.paper(LATER, length)
-    assert f"most recent {shown} observations" in prompt
-    assert prompt.count("[Observation") == shown
-
-
 def test_compact():
     assert alfworld.compact(FIRST, 2) == "task put a mug in desk.\nStart.\n| go to desk 1"
     end = "You see a mug 1.\n| take mug 1 from desk 1"
@@ -152,28 +145,20 @@ def test_search_history_pairs_a_query_with_its_result():
     assert search.compact(replace(ASKED, observation=""), 1) == "task Who?\n> b"  # no search
 
 
-GOOD = "<think>hm</think><action>go to desk 1</action>"
-
-
 @pytest.mark.parametrize("response, command, valid", [
-    (GOOD, "go to desk 1", True),
     ("<think>\n</think>\n<action>  Go To Desk 1 \n</action>", "go to desk 1", True),
     ("<ACTION>look</ACTION><think></think>", "look", True),  # action tags: any case and order
     ("<THINK>hm</THINK><action>look</action>", "look", False),  # think tags: lower case only
-    ("<action>look</action>", "look", False),
     ("<think></think><action></action>", "", False),
     ("<think></think><action>a</action><action>b</action>", "a", True),
     ("<think></think></action>x<action>look</action>", "look", True),
     ("<think></think><action>look", "<think></think><action>look", False),
-    ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
     ("<think>\u4f60</think><action>look</action>", "look", False),
-    ("", "", False),
+    ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
 ])
 def test_parsing_of_actions(response, command, valid):
     assert alfworld.parse(response) == (command, valid)
 
 
-def test_without_tags_the_tail_is_the_command():
-    words = "abcdefghijklmnopqrstuvwxyz0123456789"
-    assert alfworld.parse(words) == (words[-30:], False)
-    assert webshop.parse(words) == (words[-20:], False)
+def test_without_tags_the_tail_of_webshop_is_shorter():
+    assert webshop.parse("0123456789" * 3) == ("0123456789" * 2, False)
