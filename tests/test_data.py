@@ -13,6 +13,7 @@ from paw_min.base.errors import UserError
 from paw_min.toy import default_data, default_model
 from world_models import teachers
 
+
 def test_no_fact_behind_a_test_question_is_behind_a_training_question():
     """Two parts of the passages without a common name: the questions begin in different ones."""
     folder = Path(default_data("search"))
