@@ -236,9 +236,8 @@ def boxes(kind: str = "") -> str:
     return boxes_study.differences(runs, pairs)
 
 
-def objective(kind: str) -> str:
-    """kind: differences or means."""
-    return getattr(objective_study, kind)()
+def objective() -> str:
+    return objective_study.differences()
 
 
 def mask(kind: str, world: str) -> str:
