@@ -14,7 +14,6 @@ from examples import guess_server, openenv_paw
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.running import runs
 from tests import pools
@@ -150,13 +149,6 @@ def test_the_text_field():
     assert field("text", "task_type") == "text"
     with pytest.raises(UserError, match="the action has the text fields"):
         field("a", "b")
-
-
-def test_prompt():
-    context = Context("Guess.", "Lower.", ["1", "2"], [Turn("Begin.", "5")])
-    text = openenv_paw.prompt(context, 2)
-    assert text.startswith("Guess.\nYou have taken 1 step(s). The last 1: [Observation 1: 'Begin.'")
-    assert "Step 2. Observation: Lower.\nAdmissible actions: [1, 2]" in text
 
 
 @pytest.mark.parametrize("response, command, valid", [

@@ -4,7 +4,6 @@ The toy environment's observation is its task, the number of steps and all comma
 """
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -143,7 +142,7 @@ class Odd:
     def reset(self, task):
         fields = dict(observation="seen", task=task, task_type="odd", admissible=["go"])
         value, _ = RETURNED[task]
-        return value if task.startswith("no Step") else Step(**fields | value)
+        return value if task == "no Step" else Step(**fields | value)
 
 
 RETURNED = {  # what comes back, and what the pool makes of it: values, or a reason
@@ -152,23 +151,16 @@ RETURNED = {  # what comes back, and what the pool makes of it: values, or a rea
              done=np.bool_(True), won=np.int64(0), score=np.float64(1)),
         dict(observation="o", admissible=["a", "b"], reward=0.5, done=True, won=False, score=1.0),
     ),
-    "tuple": (dict(admissible=("a",), reward=True), dict(admissible=["a"], reward=1.0)),
-    "no Step": (None, "TypeError: None is not a Step"),
-    "no Step of gym": (("seen", 1.0, True, {}), "TypeError: ('seen', 1.0, True, {}) is not a Step"),
+    "no Step": (("seen", 1.0, True, {}), "TypeError: ('seen', 1.0, True, {}) is not a Step"),
     "text": (dict(observation=None), "observation is None, not a text"),
-    "bytes": (dict(task=b"a"), "task is b'a', not a text"),
     "half": (dict(task_type="\ud800"), "UnicodeEncodeError"),
     "command": (dict(admissible=["a", 5]), "a command of admissible is 5, not a text"),
     "commands": (dict(admissible="go"), "admissible is 'go', not a list"),
-    "none": (dict(admissible=None), "TypeError"),
     "reward": (dict(reward="1"), "reward is '1', not a number"),
     "nan": (dict(reward=np.float32("nan")), "the reward nan is beyond"),
-    "infinite": (dict(reward=-math.inf), "the reward -inf is beyond"),
-    "many": (dict(reward=np.zeros(2)), "TypeError"),
     "done": (dict(done="False"), "done is 'False', neither true nor false"),
     "won": (dict(won=None), "won is None, neither true nor false"),
     "score": (dict(score=5), "the score 5.0 is not between 0 and"),
-    "no score": (dict(score=math.nan), "the score nan is not between 0 and"),
 }
 
 
@@ -179,8 +171,7 @@ def test_what_an_environment_returns_is_checked(task):
     if isinstance(expected, str):
         assert_failed(step, f"Slot 0 failed at reset {task!r}: ", expected)
         return
-    assert step == Step(**dict(observation="seen", task=task, task_type="odd", admissible=["go"])
-                        | expected)
+    assert step == Step(task=task, task_type="odd", **expected)
     json.dumps(asdict(step))
     assert type(step.observation) is str and type(step.reward) is float
 
@@ -215,10 +206,9 @@ class Slow(Toy):
         time.sleep(1.5)
 
 
-def test_loading_has_a_limit_of_its_own(caplog, monkeypatch):
+def test_loading_has_a_limit_of_its_own(monkeypatch):
     with EnvPool(Slow, 1, 1, timeout=1.0) as pool:
         assert reset(pool, "a")[0].observation == "start of a"
-    assert not caplog.messages
     monkeypatch.setattr(pool_module, "LOAD_TIMEOUT", 0.5)
     with EnvPool(Slow, 1, 1) as pool:
         assert_failed(reset(pool, "a")[0], "Slot 0 failed at reset 'a': no answer within 0.5 s")
