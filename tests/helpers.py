@@ -27,14 +27,13 @@ from transformers import (
 
 from paw_min.base.errors import UserError
 from paw_min.base.flags import flag
-from paw_min.config import Config, parse_args
-from paw_min.envs.benchmarks import presets_of
+from paw_min.config import Config
 from paw_min.metrics import describe_selection
 from paw_min.model import lora
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Response
 from paw_min.ppo import LR_FACTOR, Critic
-from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten
+from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import standins
 from paw_min.update import optimize, prepare
@@ -86,10 +85,6 @@ SMALL = dict(  # a run of run_alfworld.py in seconds
     mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
     name="r", kl_coef=0.01,
 )
-PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
-    name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
-    sampler="transformers", mini_batch=4, max_response_tokens=4,
-)
 
 
 def argv(settings: dict) -> list[str]:
@@ -101,12 +96,6 @@ def argv(settings: dict) -> list[str]:
         else:
             words.append(f"{flag(name)}={value}")
     return words
-
-
-def paper_config(env: str, **settings) -> Config:
-    """The preset `paper` of a run script, with the sizes PAPER and these settings."""
-    flags = ["--preset", "paper", *argv(PAPER | settings)]
-    return parse_args(env, presets_of(env), "", flags)[0]
 
 
 def numbers(folder) -> list[dict]:
@@ -285,17 +274,6 @@ def start() -> torch.Tensor:
 def step_of(**settings) -> torch.Tensor:
     """-lr * gradient: the weight change of one SGD step, in units of lr."""
     return (run(**settings)[0] - start()) / BASE["lr"]
-
-
-def of_mini(rows: Rows, mini: list[int]) -> Rows:
-    """The rows of one mini-batch alone."""
-
-    def cut(column):
-        if column is None or isinstance(column, dict):  # lambdas are of the whole update
-            return column
-        return column[mini] if isinstance(column, torch.Tensor) else [column[i] for i in mini]
-
-    return Rows(**{name: cut(column) for name, column in vars(rows).items()})
 
 
 # ---- samplers ----

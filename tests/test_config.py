@@ -28,9 +28,7 @@ A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
     wm_loss="cmae", alpha=0.75, rho=0.2, lambda_g="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next",
 )
-CODE_BASE = dict(  # verl-agent, where the paper gives no number
-    statistics="rows",
-)
+CODE_BASE = dict(statistics="rows")  # verl-agent, where the paper gives no number
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     method="paw", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
     data="", precision="auto", shard=False, grad_checkpointing=True,
@@ -80,8 +78,6 @@ def test_ppo_plays_each_task_once(env, tasks):
     assert (cfg.groups, cfg.group_size) == (tasks, 1) and "-ppo-paw-seed0" in cfg.name
     cfg = parse("--preset", "paper", "--data", "d", "--algo", "ppo", "--groups", "9", env=env)
     assert (cfg.groups, cfg.group_size) == (9, 1)
-    tiny = parse(env=env), parse("--algo", "ppo", env=env)
-    assert len({(cfg.groups, cfg.group_size) for cfg in tiny}) == 1
 
 
 def test_the_presets_for_one_gpu_are_the_papers_with_adapters_and_their_rate():
@@ -128,7 +124,6 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
 
 @pytest.mark.parametrize("words, message", [
     (["--rho", "1.5"], "--rho 1.5 is out of range: it must be in .0, 1.[.]"),
-    (["--rho", "0"], "--rho 0.0 is out of range"),
     (["--shard"], "add --sampler vllm"),
     (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
     (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
@@ -136,13 +131,11 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: use rows"),
     (["--preset", "tiny", "paper"], "--preset tiny paper: choose one size, and at most one met"),
     (["--preset", "24gb"], "--preset 24gb is for published data"),
-    (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be in .0, 4294967295"),
-    (["--seed", "-1"], "--seed -1 is out of range"),  # vLLM takes neither
-    (["--seed", "4294967296"], "--seed 4294967296 is out of range"),
+    (["--seed", "4294967296"], "--seed 4294967296 is out of range"),  # vLLM takes none
     (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
     (["--name", ".."], r"--name '\.\.' cannot be a folder in --out: use a plain name."),
-    (["--name", "a/b"], r"--name 'a/b' cannot be a folder"),
     (["--name", "a\x1b[2J"], r"--name 'a\\x1b.2J' cannot be a folder"),  # clears the screen
+    (["--out", "~nobodyx/y"], "^~nobodyx/y begins with a home folder that does not"),
 ])
 def test_bad_flags(words, message, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
@@ -163,10 +156,8 @@ def test_numbers_must_be_within_their_bounds():
 @pytest.mark.parametrize("words, message", [
     (["--groups", "1e3"], "1e3.*; see --help"),
     (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
-    (["--topk", "3"], "unrecognized arguments: --topk.*; see --help"),  # a preset has it
     (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
     (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
-    (["--data="], '--data "" is empty'),
 ])
 def test_words_that_are_no_value_are_one_line(words, message, capsys):
     with pytest.raises(SystemExit, match="1"):
@@ -181,14 +172,11 @@ def test_echo_is_a_preset_on_top_of_a_size():
         cfg = parse("--preset", size, "echo", "--data", "d")
         assert asdict(cfg) == asdict(plain) | echo | {"name": plain.name.replace("paw", "echo")}
     assert parse("--preset", "echo") == parse("--preset", "tiny", "echo")
-    assert parse("--preset", "echo", "--wm-scale", "0.1").name.count("-wm-scale=0.1-") == 1
 
 
-def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
+def test_out_is_below_a_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse("--out=~/runs").out == f"{tmp_path}/runs"
-    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
-        parse("--out", "~nobodyx/y")
 
 
 # ---- names ----
@@ -235,20 +223,8 @@ def test_names_contain_each_setting_that_was_changed(env):
             # A flag that repeats the preset is not a change.
             assert parse(*argv({name: value}), env=env) == plain
     assert parse("--no-paw", "--rho", "0.3", env=env).name == names["paw"]
-    assert names["seed"] == f"{env}-tiny-grpo-paw-seed3"
-    assert names["model"] == f"{env}-other-grpo-paw-seed0"
     assert names["paw"] == f"{env}-tiny-grpo-seed0"
-    assert names["algo"] == f"{env}-tiny-gigpo-paw-seed0"
     assert names["group_size"] == f"{env}-tiny-grpo-paw-group-size=11-seed0"
-
-
-def test_help_has_the_values_of_the_preset(capsys):
-    for words, n_updates in (([], 8), (["--preset", "paper"], 150)):
-        with pytest.raises(SystemExit):
-            parse(*words, "--help")
-        shown = " ".join(capsys.readouterr().out.split())
-        assert f"0: only evaluate (default {n_updates})" in shown
-        assert "--retriever" not in shown  # of search
 
 
 def test_names_of_checkpoints_have_their_run():

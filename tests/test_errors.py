@@ -31,7 +31,6 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (inspect.main, "nowhere", "nowhere has no config.json: give a run folder"),
     (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
     (fig2c.main, "webshp", "fig2c is for webshop, not for webshp: use it, or a run of it"),
-    (fig2c.main, "webshop --eval-only", "--eval-only is for the run scripts: omit it"),
     (plan, "--seed 3", "--seed after --: use the options before it."),
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
@@ -50,7 +49,7 @@ def test_a_command_line_that_cannot_work(finished, command, words, part, monkeyp
 # ---- ends ----
 
 
-START = "from paw_min.base.errors import Parser, UserError, user_errors\nwith user_errors():\n    "
+START = "from paw_min.base.errors import UserError, user_errors\nwith user_errors():\n    "
 
 
 @pytest.mark.parametrize("code, end", [
@@ -61,7 +60,6 @@ START = "from paw_min.base.errors import Parser, UserError, user_errors\nwith us
     ("open(300 * 'a')", f"error: '{199 * 'a'} cannot be used: File name too long\n"),
     # The output has been closed, as by `| head`.
     ("[print('x' * 999) for _ in range(999)]", ""), ("print('x')", ""),
-    ("Parser().parse_args(['--help'])", ""),
 ])
 def test_how_a_command_ends(code, end, tmp_path):
     (tmp_path / "script.py").write_text(START + code)

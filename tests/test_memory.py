@@ -1,6 +1,5 @@
 """What a run needs on a GPU, in CPU memory and on the disk; runs that cannot fit; the plan."""
 
-import re
 import shutil
 import sys
 from collections import namedtuple
@@ -64,9 +63,9 @@ def test_needs_of_ppo_of_shards_and_of_vllm():
     assert beside_gpus(of(lora_rank=8), 2) == 2 * 4 * N  # loading
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family, rank, precision", [
+    ("qwen2", 0, "fp32"), ("llama", 0, "bf16"), ("qwen2", 4, "bf16"), ("llama", 4, "fp32"),
+])
 def test_needs_are_those_of_the_real_model(family, rank, precision, config, tmp_path):
     policy = make_policy(family, precision=precision)
     if rank:
@@ -110,9 +109,6 @@ def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind,
     frozen = make_reference(BASE, plain, folder)
     ours, its = (score_responses(policy, TOKEN_ROWS, 1000).logp for policy in (plain, frozen))
     assert ours == its
-    assert make_reference(Config(kl_coef=0.0), plain, "nowhere") is None
-
-
 
 
 # ---- a run ----
@@ -176,38 +172,20 @@ def test_a_plan_for_a_gpu_that_is_not_here(model, monkeypatch, capsys):
         plan.dry_run(cfg)
     printed = capsys.readouterr().out
     assert "and 0.4 of it for vLLM" in printed and "No GPU was found here" in printed
-    lines = f"error: {error.value}".splitlines()
-    assert all(line.startswith("error: ") and line.endswith(".") for line in lines)
-    (of_vllm,) = [line for line in lines if "--sampler vllm needs vllm" in line]
-    (of_data,) = [line for line in lines if "no/data" in line]
-    assert len({of_vllm, of_data}) == len(lines) == 2
+    first, second = sorted(str(error.value).splitlines(), key=lambda line: "no/data" in line)
+    assert "--sampler vllm needs vllm" in first and "no/data" in second
 
 
-def test_a_plan_generates_no_data(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    plan.dry_run(parse_args("alfworld", presets_of("alfworld"), "", [])[0])
-    assert "data/alfworld: not there, the run generates it" in capsys.readouterr().out
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("settings, named", [
-    ({}, "grpo with paw: 1.0 x cmae (rho 0.2), alpha 0.75, lambda adaptive"),
-    (dict(paw=False), "grpo without a world model"),
-    (METHOD_PRESETS["echo"], "grpo with paw: 0.05 x ce, alpha 1.0, lambda constant"),
-    (dict(method="probable", algo="gigpo"), "gigpo with probable: 1.0 x cmae .*"),
-    (dict(wm_target="shuffled"), ".*, shuffled targets"),
-    (dict(lora_rank=16), ".*; LoRA of rank 16, where the paper's tables train all weights"),
+@pytest.mark.parametrize("settings, line", [
+    ({}, "method    grpo with paw: 1.0 x cmae (rho 0.2), alpha 0.75, lambda adaptive"),
+    (dict(paw=False), "method    grpo without a world model"),
+    (METHOD_PRESETS["echo"], "method    grpo with paw: 0.05 x ce, alpha 1.0, lambda constant"),
+    (dict(updates=0, eval_every=5), "evaluate  1 times"),
+    (dict(updates=12, eval_every=5), "evaluate  4 times"),
 ])
-def test_a_plan_names_the_method(settings, named, config, capsys):
+def test_a_plan_names_the_method_and_counts_evaluations(settings, line, config, capsys):
     plan.dry_run(config(**settings))
-    assert re.search(f"^method    {named if '.*' in named else re.escape(named)}$",
-                     capsys.readouterr().out, re.M)
-
-
-@pytest.mark.parametrize("updates, every, times", [(0, 0, 1), (0, 5, 1), (2, 0, 2), (12, 5, 4)])
-def test_a_plan_counts_the_evaluations(updates, every, times, config, capsys):
-    plan.dry_run(config(updates=updates, eval_every=every))
-    assert f"\nevaluate  {times} times" in capsys.readouterr().out
+    assert f"\n{line}" in capsys.readouterr().out
 
 
 # ---- during a run ----

@@ -7,13 +7,14 @@ import pytest
 from pyarrow import parquet
 
 from paw_min import train
-from paw_min.config import Config
+from paw_min.config import Config, parse_args
+from paw_min.envs.benchmarks import presets_of
 from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
 from paw_min.toy import default_model
-from tests.helpers import SMALL, Script, paper_config
+from tests.helpers import SMALL, Script, argv
 from tests.retrieval import serving
 
 OFFICIAL = Path(__file__).parent / "data" / "webshop"  # an invented shop in the official format
@@ -23,6 +24,17 @@ SEARCH = ONE_UPDATE | dict(
     env="search", eval_tasks=4, max_turns=2, max_prompt_tokens=600, history_length=4
 )
 
+PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
+    name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
+    sampler="transformers", mini_batch=4, max_response_tokens=4,
+)
+
+
+def paper_config(env: str, **settings) -> Config:
+    """The preset `paper` of a run script, with the sizes PAPER and these settings."""
+    flags = ["--preset", "paper", *argv(PAPER | settings)]
+    return parse_args(env, presets_of(env), "", flags)[0]
+
 
 # ---- WebShop ----
 
@@ -30,8 +42,8 @@ SEARCH = ONE_UPDATE | dict(
 def test_a_run_reports_score_and_success(shop, model, tmp_path, capsys):
     train.train(Config(**WEBSHOP, data=shop, model=model, out=str(tmp_path)))
     before, after = runs.read_metrics(tmp_path / "r")
-    assert before["eval_score"] == after["eval_score"] == 0.0 == before["eval_success"]
-    assert after["rows"] == 12 and after["wm_loss"] > 0 and after["score"] == 0.0
+    assert before["eval_score"] == after["score"] == 0.0
+    assert after["rows"] == 12 and after["wm_loss"] > 0
     assert "held-out score: 0.0 before" in capsys.readouterr().out
 
 

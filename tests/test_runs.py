@@ -6,7 +6,7 @@ import resource
 import shutil
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,7 +21,7 @@ from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.rows import TokenRow
 from paw_min.running import runs, session
-from paw_min.running.config_json import differences, read_config
+from paw_min.running.config_json import differences
 from tests.helpers import change, held_by_another_process, make_policy, one_sentence
 
 
@@ -96,27 +96,23 @@ def disk_of(n_bytes: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_the_config_of_a_model_is_not_overwritten(config, tmp_path):
-    path = tmp_path / "r" / "config.json"
-    path.parent.mkdir()
-    path.write_text('{"model_type": "qwen2"}')
-    with one_sentence("config.json is of another program, or of another version .* has model_type"):
-        runs.Run(config())
-    assert path.read_text() == '{"model_type": "qwen2"}'
-
-
-@pytest.mark.parametrize("out", ["file", "out"])
-def test_a_run_folder_that_cannot_be_made(config, tmp_path, out):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "r").write_text("")
-    with one_sentence(f"{out}/r cannot be written .*fix the path"):
-        train.train(config(out=str(tmp_path / out)))
+@pytest.mark.parametrize("path, sentence", [
+    ("r/config.json", "config.json is of another program, or of .* has model_type"),  # a model's
+    ("r", "/r cannot be written .*fix the path"),
+    (".", "/r cannot be written .*fix the path"),
+])
+def test_a_folder_that_cannot_be_a_runs(config, tmp_path, path, sentence):
+    file = tmp_path / "out" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('{"model_type": "qwen2"}')
+    with one_sentence(sentence):
+        train.train(config(out=str(tmp_path / "out")))
+    assert file.read_text() == '{"model_type": "qwen2"}'
 
 
 def test_a_run_deletes_only_what_is_its_own(config, policy, tmp_path):
     """As with --out ~ --name Downloads, also where the start then fails."""
-    names = ("a.partial", "b/checkpoint-000009.partial", "checkpoint-old9", "checkpoint-0000009")
+    names = ("a.partial", "b/checkpoint-000009.partial", "checkpoint-0000009")
     others = [tmp_path / "r" / name for name in names]
     for path in others:
         path.mkdir(parents=True)
@@ -128,9 +124,6 @@ def test_a_run_deletes_only_what_is_its_own(config, policy, tmp_path):
     run = runs.Run(config())
     assert restore(run, *policy) == 1
     assert all(path.is_dir() for path in others) and not own.exists()
-    for done in (10, 9, 100_000):
-        shutil.copytree(run.checkpoint(), tmp_path / "r" / f"checkpoint-{done:06d}")
-    assert run.checkpoint().name == "checkpoint-100000"
 
 
 @pytest.mark.parametrize("name, n_bytes", [
@@ -188,11 +181,7 @@ def test_a_save_that_is_killed_at_a_file_operation_loses_nothing(
     assert list(finished.glob("checkpoint-*")) == [good]
 
 
-# ---- damaged folders ----
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+# ---- what is in a folder ----
 
 
 class Bomb:
@@ -200,35 +189,18 @@ class Bomb:
         return os.system, ("exit 1",)
 
 
-def bomb(path: Path) -> None:
-    torch.save({"done": Bomb()}, path)
-
-
-@pytest.mark.parametrize("damage", [cut, bomb])
-def test_a_damaged_checkpoint_is_one_sentence(finished, config, damage):
-    """Damaged weights are in test_policy.py."""
+def test_no_code_of_a_checkpoint_runs(finished, config):
     path = finished / "checkpoint-000001" / "trainer.pt"
-    damage(path)
-    rest = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
+    torch.save({"done": Bomb()}, path)
     with one_sentence(str(path)) as error:
         train.train(config(updates=2))
     assert "weights_only" not in str(error.value)
-    assert all(p.read_bytes() == content for p, content in rest.items())
 
 
 @pytest.mark.parametrize("end, last", [("}\n", 2), (', "x": 0.', 1)])
 def test_the_last_line_of_the_metrics_counts_if_it_is_complete(tmp_path, end, last):
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2' + end)
     assert runs.read_metrics(tmp_path)[-1]["update"] == last
-
-
-def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
-    shutil.rmtree(finished / "checkpoint-000001")
-    with open(finished / "metrics.jsonl", "a") as file:
-        file.write('{"update": 2}\n')
-    with pytest.raises(UserError, match="has metrics, but no checkpoint: use another --name"):
-        train.train(config(updates=3))
-    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
 
 
 def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
@@ -242,16 +214,6 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     assert restore(runs.Run(config(save_every=1)), *policy) == 0
     assert [line["update"] for line in runs.read_metrics(finished)] == [0]
     assert json.loads(path.read_text())["save_every"] == 1
-
-
-def test_a_run_is_older_than_a_setting(tmp_path):
-    """It has the default."""
-    stored = asdict(Config())
-    del stored["wm_separator"]
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    older = read_config(tmp_path / "config.json")
-    assert differences(older, Config(wm_separator="turn")) == []
-    assert differences(older, Config(wm_separator="none")) == ["--wm-separator 'turn'"]
 
 
 def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config, policy):
@@ -270,7 +232,6 @@ def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monk
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
     stored = finished / "sources.json"
     stored.write_text(json.dumps(runs.source_digests("alfworld")))
-    before = stored.read_bytes()
     restore(runs.Run(config()), *policy)
     assert not capsys.readouterr().out
     program.write_text("2")
@@ -280,10 +241,6 @@ def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monk
         said = capsys.readouterr().out
         assert said.startswith("changed since the run began: ") and said.count("\n") == 1
         assert "own.py, paw_min/balance.py; use another --name to keep" in said
-    assert json.loads(stored.read_bytes()).keys() == json.loads(before).keys()
-    stored.unlink()  # a run of an earlier version
-    restore(runs.Run(config()), *policy)
-    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("settings, changed, refused", [
@@ -309,5 +266,4 @@ def test_weights_that_are_not_finite_are_never_saved(finished, config, policy):
         list(policy[0].parameters())[-1].view(-1)[-1] = float("inf")
     with pytest.raises(UserError, match="update 2 made weights NaN or infinite; not saved: lower"):
         run.save(*policy, 2)
-    names = sorted(path.name for path in finished.iterdir() if path.name.startswith("checkpoint"))
-    assert names == ["checkpoint-000001"]
+    assert [path.name for path in finished.glob("checkpoint*")] == ["checkpoint-000001"]

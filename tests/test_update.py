@@ -14,7 +14,7 @@ from paw_min.config import Config
 from paw_min.model.head import token_scores
 from paw_min.model.policy import Scores
 from paw_min.model.scoring import score_responses
-from paw_min.rows import Episode, Transition, flatten
+from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.update import (
     NonFinite,
     group_lambdas,
@@ -29,7 +29,6 @@ from tests.helpers import (
     EPISODES,
     ROWS,
     make_policy,
-    of_mini,
     plain_logp,
     run,
     start,
@@ -147,6 +146,17 @@ def test_mini_batches_are_random_parts():
     # Rows of one episode are neighbors: without shuffling, a mini-batch is one or two groups.
     assert all(max(mini) - min(mini) > 15 for mini in minis)
     assert [len(mini) for mini in mini_batches(30, 0, (0,))] == [30]
+
+
+def of_mini(rows: Rows, mini: list[int]) -> Rows:
+    """The rows of one mini-batch alone."""
+
+    def cut(column):
+        if column is None or isinstance(column, dict):  # lambdas are of the whole update
+            return column
+        return column[mini] if isinstance(column, torch.Tensor) else [column[i] for i in mini]
+
+    return Rows(**{name: cut(column) for name, column in vars(rows).items()})
 
 
 @pytest.mark.parametrize("paw, metric", [(False, "grad_norm"), (True, "loss_wm")])
