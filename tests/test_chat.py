@@ -152,14 +152,17 @@ def test_a_single_character_is_text():
 
 
 def test_an_end_token_may_be_in_generation_config_alone():
-    """It pads, ends a response, and is in no other text."""
+    """It pads, ends a response, and is in no other text; a plain word stays a word."""
     tokenizer = standins.make_tokenizer(TEXTS)
-    end = tokenizer.convert_tokens_to_ids("mug")
+    tokenizer.add_tokens([AddedToken("<stop>", special=False, normalized=False)])
+    stop, mug = tokenizer.convert_tokens_to_ids(["<stop>", "mug"])
     tokenizer.eos_token = tokenizer.pad_token = None
-    chat = ChatTokenizer(tokenizer, [end])
-    assert chat.eos_ids == [end] and chat.pad_id == end
-    assert chat.encode_response("a b")[-1] == end and end not in chat.encode("a mug b")
-    assert chat.decode([*chat.encode("a b"), end]) == "a b"
+    chat = ChatTokenizer(tokenizer, [stop, mug])
+    assert chat.eos_ids == [stop, mug] and chat.pad_id == stop
+    assert chat.encode_response("a b")[-1] == stop
+    ids = chat.encode("a <stop> mug b")
+    assert stop not in ids and mug in ids
+    assert chat.decode([*chat.encode("a mug b"), stop]) == "a mug b"
 
 
 @pytest.mark.parametrize("name, written", [

@@ -1,9 +1,9 @@
 """How does text become tokens, and tokens text? Chat format, control tokens, end tokens.
 
 Families write their turns differently, so these functions ask the chat template itself, with
-messages of one word. A control token is one that the tokenizer calls special, that the template
-writes around messages, or that ends a response. Only the template writes them: in any other text,
-such as an observation, they become plain text.
+messages of one word. A control token is one that the tokenizer calls special, or an added one that
+the template writes around messages or that ends a response. Only the template writes them: in any
+other text, such as an observation, they become plain text.
 """
 
 import re
