@@ -18,9 +18,9 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
-from paw_min.model.policy import Scores, load_tokenizer
+from paw_min.model.policy import Scores
 from paw_min.rows import Episode, TokenRow, Transition, flatten
-from paw_min.running.config_json import differences, read_config
+from paw_min.running.config_json import differences
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
 from paw_min.update import ObservationLoss, mini_batches, optimize, prepare
@@ -87,42 +87,21 @@ def test_a_fork_is_the_run_script_with_another_method(env, file, monkeypatch):
     """Its settings are added to the presets, its name to those of its runs."""
     method = getattr(file, file.__name__.rpartition(".")[2])
     monkeypatch.setattr("sys.argv", ["x", env, "--seed", "3"])
-    seen = {}
-
-    def recorded(*args):
-        seen["args"] = args
-        return parse_args(*args)
-
-    monkeypatch.setattr("paw_min.config.parse_args", recorded)
-    monkeypatch.setattr("paw_min.train.train", lambda cfg, _, method: seen.update(method=method))
+    trained = []
+    monkeypatch.setattr("paw_min.train.train", lambda *call: trained.append(call))
     cli.fork(method, file.SETTINGS, "doc")
-    name, presets, doc, argv = seen["args"]
-    assert (name, doc, seen["method"], argv) == (env, "doc", method, ["--seed", "3"])
-    cfg, _ = parse_args(env, presets, "", argv)
-    plain, _ = parse_args(env, cli.presets_of(env), "", argv)
+    ((cfg, _, called),) = trained
+    assert called is method
+    plain, _ = parse_args(env, cli.presets_of(env), "", ["--seed", "3"])
     dashed = method.__name__.replace("_", "-")
     assert cfg.name == plain.name.replace("-grpo-paw-", f"-grpo-{dashed}-") != plain.name
     own = file.SETTINGS | {"method": method.__name__, "name": cfg.name}
     assert asdict(cfg) == asdict(plain) | own
     assert differences(plain, cfg)[0] == "method 'paw'"
-    assert differences(cfg, plain)[0] == f"method '{method.__name__}'"
-    with pytest.raises(UserError, match="^--no-paw leaves this method no world model"):
-        parse_args(env, presets, "", ["--no-paw"])
-
-
-@pytest.mark.slow
-def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
-    def ours(cfg, s, rows, k):
-        return train.paw(cfg, s, rows, k)
-
-    train.train(config(updates=1), method=ours)
-    assert capsys.readouterr().out.endswith(f"the run: {tmp_path / 'r'}\n")
-    assert read_config(tmp_path / "r" / "config.json").method == "ours"
 
 
 @pytest.mark.parametrize("argv, part", [
     ([], "the first word must be one of alfworld, websh"),
-    (["kitchen"], "the first word must be one of alfworld, websh"),
     (["examples.kitchen"], "examples.kitchen is not a module here"),
     (["./examples/locks.py"], "the first word must be one of alfworld, websh"),
     (["paw_min.envs.search.presets"], "has no function run"),
@@ -134,24 +113,13 @@ def test_the_first_word_is_a_benchmark_or_a_world(argv, part, monkeypatch):
         cli.fork(probable.probable, {}, "doc")
 
 
-@pytest.mark.parametrize("flags", ["--no-paw", "--preset tiny echo", "--no-paw --dry-run"])
-def test_a_fork_refuses_a_baseline_before_its_start_model_is_made(
-    flags, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("env", ["alfworld", "examples.locks"])
+def test_a_fork_refuses_a_baseline_before_its_start_model_is_made(env, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["x", "examples.locks", *flags.split()])
-    with pytest.raises(SystemExit) as stopped:
+    monkeypatch.setattr("sys.argv", ["x", env, "--no-paw"])
+    with pytest.raises(SystemExit, match="--no-paw leaves this method no world model"):
         cli.fork(probable.probable, {}, "doc")
-    assert "--no-paw" in str(stopped.value) or "echo" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_the_help_of_a_fork_has_its_docstring_and_the_first_words(flag, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["x", flag])
-    cli.fork(probable.probable, {}, "What it computes.")
-    printed = capsys.readouterr().out
-    assert printed.startswith("What it computes.") and "alfworld, webshop" in printed
 
 
 @pytest.mark.parametrize("name", ["locks", "hidden", "boxes"])
@@ -183,17 +151,12 @@ def test_the_environment_on_the_page_trains_as_printed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(standins, "imitate", partial(standins.imitate, stop=2))
-    doors = importlib.import_module("own.doors")
     monkeypatch.setattr("sys.argv", ["x", "own.doors", "--updates", "1", "--eval-tasks", "2"])
     cli.fork(probable.probable, {}, "doc")
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("doors-grpo-probable")
     line = read_metrics(folder)[1]
     assert line["rows"] == 16 * 8 and line["wm_loss"] > 0
-    # The start model knows every word.
-    tokenizer = load_tokenizer(str(tmp_path / doors.START), 64)
-    words = [*doors.DOORS, *doors.COLORS, "open shut with"]
-    assert "<unk>" not in tokenizer.convert_ids_to_tokens(tokenizer(" ".join(words))["input_ids"])
 
 
 # ---- a loss of one's own ----
@@ -275,8 +238,6 @@ def test_tapo_makes_no_step_without_a_target(monkeypatch):
     steps = gradients_of_steps(s)
     tapo.tapo(cfg, s, nothing, 1)
     assert len(steps) == len(mini_batches(len(ROWS), cfg.mini_batch, (0, 1)))  # RL's
-    # Nor does a mini-batch have a row without one.
-    assert all(row.obs_ids for row in tapo.tapo_rows(cfg, s.policy, rows).tokens)
 
 
 @pytest.mark.parametrize("settings", [{}, dict(micro_tokens=1), dict(mini_batch=8)])
@@ -353,7 +314,6 @@ def test_tapos_rows_token_by_token():
     first, second = [tapo.transition_row(Config(), policy, t, t.obs_ids) for t in steps]
     tokens = policy.tokenizer.convert_ids_to_tokens
     assert first.prompt_ids == policy.encode_rendered(FIRST_TAPO_PROMPT)
-    assert tokens(first.prompt_ids[:4]) == ["<|im_start|>", "system", "Ċ", "You"]
     assert tokens(first.obs_ids) == [
         "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
         "<|im_end|>",
@@ -363,11 +323,6 @@ def test_tapos_rows_token_by_token():
     assert second.obs_ids == []
     assert "Its current observation is: A mug is on it.\n" in policy.decode(second.prompt_ids)
     assert "executed now: look\n" in policy.decode(second.prompt_ids)
-
-    # Every token of the answer is scored, after the prompt alone.
-    batch = collate([first], [True], policy.pad_id)
-    assert batch.ids[0].tolist() == first.prompt_ids + first.obs_ids
-    assert batch.obs_mask.all() and not batch.response_mask.any()
 
 
 # ---- several steps, equal transitions once ----
@@ -418,7 +373,6 @@ def test_longer_targets_end_at_the_models_positions():
     assert max(passes) == s.policy.positions
     row = TokenRow([3, 4], [5], [6, 7, 8, 9], context_positions=[1, 2])
     assert multi_step.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], context_positions=[1])
-    assert multi_step.cut(row, 7) == row
     separated = replace(row, separator_ids=[2])
     assert multi_step.cut(separated, 7) == replace(separated, obs_ids=[6, 7, 8])
 
@@ -468,10 +422,7 @@ def test_the_gradient_of_inverse_dynamics_is_that_of_a_plain_loop(settings):
     torch.testing.assert_close(steps[0], gradient_of(plain.policy), atol=2e-5, rtol=1e-4)
 
 
-def test_its_weight_falls_and_its_steps_are_as_many():
-    factors = [inverse_dynamics.cosine(k, 8) for k in range(1, 9)]
-    assert factors[0] == 1 and factors == sorted(factors, reverse=True)
-    assert factors[4] == pytest.approx(0.5) and 0 < factors[7] < 0.05
+def test_inverse_dynamics_makes_a_step_per_mini_batch():
     cfg = Config(**BASE | inverse_dynamics.SETTINGS | dict(mini_batch=5))
     s = session(0.0)
     steps = gradients_of_steps(s)

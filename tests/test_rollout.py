@@ -12,10 +12,10 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Answer, Command, Context, Step, Turn
+from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
-from paw_min.rollout import _Seat, rollout
-from paw_min.rows import Episode, flatten
+from paw_min.rollout import rollout
+from paw_min.rows import flatten
 from paw_min.toy import standins
 from tests.helpers import (
     EPISODES,
@@ -94,7 +94,6 @@ def test_rows():
     assert (first.reward, last.reward) == (0.0, 10.0)
     assert first.observation == "2 left" and last.observation == "go to shelf 1"
     assert first.next_observation == last.observation
-    assert first.response == policy.decode(first.response_ids)
     assert first.command == last.command == "go to shelf 1"  # parsed from `ids`
     # Those of the state that the command is executed in.
     assert first.admissible == ["go to shelf 1", "look 2"]
@@ -142,7 +141,6 @@ def test_a_thought_that_the_template_opens_counts(env, template, valid):
 
 def test_columns_of_an_update_are_those_of_its_transitions():
     rows = flatten(EPISODES)
-    assert rows.tokens == ROWS
     assert rows.transitions == rows.tokens == ROWS
     for name in ("group", "trajectory", "reward"):
         assert getattr(rows, name) == [getattr(t, name) for t in ROWS], name
@@ -150,7 +148,6 @@ def test_columns_of_an_update_are_those_of_its_transitions():
     assert rows.episode_return == [
         sum(t.reward for t in ROWS if t.trajectory == row.trajectory) for row in ROWS
     ]
-    assert 0.0 in rows.episode_return and 10.0 in rows.episode_return
 
 
 class EarlyClaim(Countdown):
@@ -178,8 +175,6 @@ def test_rows_belong_to_their_episode_and_stand_in_order(sampler):
         assert [t.obs_ids for t in episode.transitions] == [
             policy.encode(f"go to shelf {left}") for left in reversed(range(n))
         ]
-        texts = [t.observation for t in episode.transitions]
-        assert texts[1:] == [t.next_observation for t in episode.transitions][:-1]
         # Script's log-probabilities name the slot that asked.
         assert {p for t in episode.transitions for p in t.response_logps} == {-i - 0.5}
 
@@ -195,7 +190,6 @@ def test_a_free_slot_takes_the_next_task_at_once():
     """Slot 0 plays 1, 1, 1 while slot 1 plays 3; nobody waits for a round to end."""
     _, sampler, episodes, _ = play(["1", "3", "1", "1", "2"], seats=2)
     assert [len(e.transitions) for e in episodes] == [1, 3, 1, 1, 2]
-    assert [e.trajectory for e in episodes] == [0, 1, 2, 3, 4]
     assert [len(batch) for batch in sampler.batches] == [2, 2, 2, 1, 1]
     assert {request_seed(1, 2, trajectory, 0) for trajectory in range(5)} <= seeds(sampler)
 
@@ -205,14 +199,12 @@ def test_a_broken_environment_costs_its_episode_alone():
     assert "the lights went out" in bad.failed and "broken" in bad.failed
     assert "no such game" in missing.failed and not missing.transitions
     assert len(bad.transitions) == 1  # what came before stays
-    assert good.won and not good.failed
-    assert late.won and not late.failed  # in the slot of a broken one
+    assert good.won and late.won  # in the slot of a broken one
 
 
 def test_seeds_name_update_episode_and_turn():
     _, sampler, _, _ = play(["2", "2"])
     assert seeds(sampler) == {request_seed(1, 2, i, turn) for i in (0, 1) for turn in (0, 1)}
-    assert len(seeds(sampler)) == 4
     assert request_seed(0, 1, 2, 3) == 3252311618909706447  # the same on every machine
 
 
@@ -300,12 +292,3 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     first = order.index(0)
     assert 0 not in order[:first] and set(order[first:]) == {0}
     assert pool.blocked == 3  # its reset and its two steps
-
-
-def test_a_seat_advances_to_the_next_observation():
-    seat = _Seat(Episode("task", 0, 0), Context("open it", "a door", ["knock"]))
-    seat.text, seat.command = "<a>knock</a>", Command("knock", valid=True)
-    seat.advance(Step("a hall", "open it", "", ["enter"]))
-    assert seat.context == Context(
-        "open it", "a hall", ["enter"], [Turn("a door", "knock")], ["<a>knock</a>"]
-    )

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,15 +44,9 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     assert [line["update"] for line in lines] == [0, 1, 2, 3]
     assert ["eval_success" in line for line in lines] == [True, False, True, True]
     expected = {
-        "success", "return", "length", "valid", "no_variance", "failed", "rows", "entropy", "ratio",
-        "clip_fraction", "approx_kl", "ref_kl", "grad_norm", "lambda", "lambda_min", "lambda_max",
-        "wm_loss", "loss_wm", "loss_pg", "loss_kl", "loss_entropy",
-        "wm_clipped_tokens", "selected",
-        "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
-        "responses_cut",
-        "generator_idle", "env_wait", "sampler_gap", "memory_gb",
-        "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
-        "seconds_sync", "tokens_per_s_generate", "tokens_per_s_update",
+        "success", "no_variance", "entropy", "ratio", "clip_fraction", "ref_kl", "grad_norm",
+        "lambda", "wm_loss", "loss_wm", "loss_pg", "wm_clipped_tokens", "selected", "sampler_gap",
+        "tokens_trained", "memory_gb", "seconds_sync", "tokens_per_s_update",
     }
     assert expected <= set(lines[1])
     assert any(key.startswith("eval_success/") for key in lines[0])
@@ -69,19 +64,16 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     out = capsys.readouterr().out
     assert lines[1]["responses_cut"] > 0
     assert console.cut_line(lines[1]) in out and "eval_responses_cut" in lines[2]
-    table = [line for line in out.splitlines() if line[:7].strip().isdigit()]
-    assert len(table) == 4 and len({len(line) for line in table} | {len(console.HEADER)}) <= 2
     assert "held-out success: 0.000 before, 0.000 after 3 updates" in out
 
     # The same command again has nothing left to do, and says so with the same numbers.
     train.train(cfg)
     assert runs.read_metrics(folder) == lines
-    out = capsys.readouterr().out
-    assert "all 3 updates were done before: nothing is trained" in out and "resumed" not in out
+    assert "all 3 updates were done before: nothing is trained" in capsys.readouterr().out
     # More updates resume from there.
     train.train(config(updates=4))
     assert "\nresumed after update 3; the lines up to there ran before\n" in capsys.readouterr().out
-    assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
+    assert runs.read_metrics(folder)[:4] == lines
 
 
 @pytest.mark.slow
@@ -144,22 +136,17 @@ def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monk
     assert (line["failed"], line["rows"]) == (1, 9)
 
 
-def test_a_nan_loss_ends_the_run(config, tmp_path, monkeypatch):
+def test_a_nan_loss_ends_the_run(config, finished, tmp_path, monkeypatch):
     """The message names the weights to continue with: a checkpoint only where there is one."""
-
-    def broken(*args, **options):
-        raise NonFinite("the loss became nan (pg nan)")
-
-    for update, start in ((1, "the start model"), (2, tmp_path / "r" / "checkpoint-000001")):
-        with monkeypatch.context() as patch:
-            patch.setattr(train.update, "optimize", broken)
-            text = rf"update {update}: the loss became nan \(pg nan\): lower --lr"
-            with pytest.raises(UserError, match=f"^{text} .* --model set to {start}.$"):
-                train.train(config(updates=2))
-        if update == 1:
-            assert runs.Run(config()).checkpoint() is None
-            train.train(config(updates=1))
-    assert runs.Run(config()).checkpoint() == start
+    broken = Mock(side_effect=NonFinite("the loss became nan (pg nan)"))
+    monkeypatch.setattr(train.update, "optimize", broken)
+    checkpoint = finished / "checkpoint-000001"
+    for name, update, start in (("new", 1, "the start model"), ("r", 2, checkpoint)):
+        text = rf"update {update}: the loss became nan \(pg nan\): lower --lr"
+        with pytest.raises(UserError, match=f"^{text} .* --model set to {start}.$"):
+            train.train(config(name=name, updates=2))
+    assert not list(tmp_path.glob("new/checkpoint*"))
+    assert list(finished.glob("checkpoint*")) == [checkpoint]
 
 
 @pytest.mark.slow
@@ -170,25 +157,26 @@ def test_environments_in_processes_of_their_own_give_the_same_numbers(config, on
         assert inside == pytest.approx(outside, abs=1e-4, rel=1e-4)
 
 
-def test_eval_only(config, capsys, tmp_path, monkeypatch):
-    flags = argv({k: v for k, v in vars(config()).items() if v != getattr(Config, k)})
-    monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *flags, "--eval-only"])
+def command(cfg: Config, monkeypatch, *flags: str) -> None:
+    """run_alfworld.py with these settings."""
+    words = argv({k: v for k, v in vars(cfg).items() if v != getattr(Config, k)})
+    monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *words, *flags])
     cli.main("alfworld", run_alfworld.PRESETS, "")
+
+
+def test_eval_only(config, capsys, tmp_path, monkeypatch):
+    command(config(), monkeypatch, "--eval-only")
     out = capsys.readouterr().out
-    assert "eval_success" in out and "eval_success/" in out and "weights: the start model " in out
+    assert "eval_success" in out and "weights: the start model " in out
     assert not (tmp_path / "r" / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
-    RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62, 2 GiB"),  # vLLM's
+@pytest.mark.parametrize("sync, error", [
+    (1, torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")),
+    # vLLM's, at a later sync
+    (2, RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62, 2 GiB")),
 ])
-@pytest.mark.parametrize("sync", [1, 2])
-def test_a_full_gpu_is_one_sentence(config, monkeypatch, error, sync):
-    """At the start, and at a later sync."""
-    flags = argv({k: v for k, v in vars(config()).items() if v != getattr(Config, k)})
-    monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *flags])
-
+def test_a_full_gpu_is_one_sentence(config, monkeypatch, sync, error):
     class Full(HFSampler):
         syncs = 0
 
@@ -200,7 +188,7 @@ def test_a_full_gpu_is_one_sentence(config, monkeypatch, error, sync):
 
     monkeypatch.setattr(session, "HFSampler", Full)
     with pytest.raises(SystemExit, match="memory is full .*2 GiB.: rerun with a lower --micro-tok"):
-        cli.main("alfworld", run_alfworld.PRESETS, "")
+        command(config(), monkeypatch)
 
 
 def test_eval_only_of_a_trained_run(config, finished, capsys):
@@ -211,7 +199,6 @@ def test_eval_only_of_a_trained_run(config, finished, capsys):
     train.train(config(updates=9, eval_repeats=2), eval_only=True)
     assert {path: path.read_bytes() for path in before} == before
     assert f"weights: {finished}/checkpoint-000001\n" in capsys.readouterr().out
-    assert (finished / "episodes-only.md").exists()
     files = (finished / name for name in ("evaluation.json", "evaluation-only.json"))
     trained, evaluated = (json.loads(file.read_text()) for file in files)
     assert evaluated["update"] == 1
@@ -225,7 +212,6 @@ def test_a_script_goes_on_where_a_run_stopped(finished):
         episodes = train.collect(cfg, s, k=s.done + 1).episodes
     assert s.done == 1
     assert len(episodes) == cfg.groups * cfg.group_size
-    assert all(episode.transitions for episode in episodes)
 
 
 @pytest.mark.slow
@@ -246,7 +232,7 @@ def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
     short = dict(model=str(tmp_path / "short"), max_prompt_tokens=60)
     with one_sentence("short has 64 positions: .* together 65"):
         train.train(config(**short, max_response_tokens=5))
-    with pytest.raises(UserError, match="short has 64 positions"):
+    with one_sentence("short has 64 positions"):
         plan.dry_run(config(**short, max_response_tokens=5))
     with session.open_session(config(**short, max_response_tokens=4)):
         pass
