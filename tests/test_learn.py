@@ -54,15 +54,8 @@ def test_a_step_of_the_ladder_is_that_of_the_board(monkeypatch):
 
 
 def test_the_commands_of_the_exercises_are_accepted(monkeypatch):
-    commands = re.findall(r"^    python (.*)$", PAGE, flags=re.M)
-    for command in commands:
-        if command.startswith("examples/one_file.py"):
-            assert arms_of(f"python {command}", monkeypatch)
-        elif "three_worlds" in command:
-            assert command.split()[2] in three_worlds.LESSONS
-        else:
-            assert command == "-m research.board my_idea.py"
-    assert len(commands) >= 8
+    commands = re.findall(r"^    (python examples/one_file.py.*)$", PAGE, flags=re.M)
+    assert commands and all(arms_of(command, monkeypatch) for command in commands)
 
 
 def test_the_changes_of_the_exercises(tmp_path):
