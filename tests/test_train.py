@@ -26,7 +26,6 @@ from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
 from paw_min.running import plan, plot, runs, session
-from paw_min.running.config_json import read_config
 from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_model
@@ -149,14 +148,6 @@ def test_a_nan_loss_ends_the_run(config, finished, tmp_path, monkeypatch):
     assert list(finished.glob("checkpoint*")) == [checkpoint]
 
 
-@pytest.mark.slow
-def test_environments_in_processes_of_their_own_give_the_same_numbers(config, one_update, tmp_path):
-    train.train(config(updates=1, workers=2))
-    for inside, outside in zip(numbers(one_update), numbers(tmp_path / "r"), strict=True):
-        # Who is batched with whom depends on who answers first, and so does the rounding.
-        assert inside == pytest.approx(outside, abs=1e-4, rel=1e-4)
-
-
 def command(cfg: Config, monkeypatch, *flags: str) -> None:
     """run_alfworld.py with these settings."""
     words = argv({k: v for k, v in vars(cfg).items() if v != getattr(Config, k)})
@@ -164,7 +155,7 @@ def command(cfg: Config, monkeypatch, *flags: str) -> None:
     cli.main("alfworld", run_alfworld.PRESETS, "")
 
 
-def test_eval_only(config, capsys, tmp_path, monkeypatch):
+def test_eval_only_of_the_start_model(config, capsys, tmp_path, monkeypatch):
     command(config(), monkeypatch, "--eval-only")
     out = capsys.readouterr().out
     assert "eval_success" in out and "weights: the start model " in out
@@ -203,15 +194,6 @@ def test_eval_only_of_a_trained_run(config, finished, capsys):
     trained, evaluated = (json.loads(file.read_text()) for file in files)
     assert evaluated["update"] == 1
     assert len(evaluated["episodes"]) == 2 * len(trained["episodes"])
-
-
-def test_a_script_goes_on_where_a_run_stopped(finished):
-    """As the head of session.py says."""
-    cfg = replace(read_config(finished / "config.json"), out=str(finished.parent))
-    with session.open_session(cfg) as s:
-        episodes = train.collect(cfg, s, k=s.done + 1).episodes
-    assert s.done == 1
-    assert len(episodes) == cfg.groups * cfg.group_size
 
 
 @pytest.mark.slow
