@@ -58,15 +58,6 @@ def test_a_finished_run_is_in_the_file_before_the_next_one_starts(tmp_path):
     assert list(read_runs(path)) == JOBS[:2]
 
 
-def test_the_key_of_a_study_may_have_a_world(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    key = ("world", "arm", "seed")
-    jobs = [("a", "paw", 0), ("b", "paw", 0)]
-    train_missing(path, jobs[:1], lambda job: dict(zip(key, job)), key=key)
-    train_missing(path, jobs, lambda job: dict(zip(key, job)), key=key)
-    assert list(read_runs(path, key)) == jobs and len(read_lines(path)) == 2
-
-
 def test_a_study_trains_the_arms_that_are_asked_for(tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs.jsonl"
     jobs = [("paw", 0), ("grpo", 0), ("paw", 1)]
@@ -81,11 +72,6 @@ def test_a_study_trains_the_arms_that_are_asked_for(tmp_path, monkeypatch, capsy
     assert list(read_runs(path)) == [jobs[0], jobs[2], jobs[1]]
     command("table")
     assert capsys.readouterr().out == "t\n"
-
-
-def test_columns_have_five_digits():
-    points = [{"update": 0, "p": 1 / 3}, {"update": 25, "p": 123456.7}]
-    assert study.columns(points) == {"update": [0.0, 25.0], "p": [0.33333, 123460.0]}
 
 
 def test_half_a_line_of_a_study_is_made_again_and_a_damaged_one_is_a_sentence(tmp_path):
@@ -150,10 +136,3 @@ def test_curves_are_means_of_windows_in_percent():
     one = {"paw": [[pytest.approx(10.0)] * 5, [0.0, 50.0, 100.0, 100.0, 30.0]]}
     assert study.curves(runs, ["paw", "grpo"]) == one
     assert study.curves(runs, ["paw"], window=2) == {"paw": [[10.0, 10.0], [25.0, 100.0]]}
-
-
-def test_a_table():
-    table = study.markdown_table(["arm", "n", "p"], [["paw", 2, 0.12345], ["grpo", None, ""]])
-    assert table.splitlines() == [
-        "| arm | n | p |", "|---|---|---|", "| paw | 2 | 0.123 |", "| grpo | - |  |",
-    ]
