@@ -136,12 +136,18 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     (["--name", ".."], r"--name '\.\.' cannot be a folder in --out: use a plain name."),
     (["--name", "a\x1b[2J"], r"--name 'a\\x1b.2J' cannot be a folder"),  # clears the screen
     (["--out", "~nobodyx/y"], "^~nobodyx/y begins with a home folder that does not"),
+    (["--groups", "1e3"], "^error: .*1e3.*; see --help"),
+    (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
+    (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
+    (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
 ])
-def test_bad_flags(words, message, monkeypatch):
+def test_bad_flags(words, message, monkeypatch, capsys):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises((UserError, SystemExit)) as error:
         parse(*words)
-    assert len(str(error.value)) < 200
+    is_ours = isinstance(error.value, UserError)
+    said = str(error.value) if is_ours else capsys.readouterr().err.rstrip()
+    assert re.search(message, said) and "\n" not in said and len(said) < 200
 
 
 def test_numbers_must_be_within_their_bounds():
@@ -151,18 +157,6 @@ def test_numbers_must_be_within_their_bounds():
         for value in {int: ["-1"], float: ["-1.0", "nan", "inf"]}.get(kind, []):
             with pytest.raises(UserError, match=f"^{flag(name)} {value} is out of range: it must"):
                 parse(f"{flag(name)}={value}", env="search" if name == "retriever" else "webshop")
-
-
-@pytest.mark.parametrize("words, message", [
-    (["--groups", "1e3"], "1e3.*; see --help"),
-    (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
-    (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
-    (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
-])
-def test_words_that_are_no_value_are_one_line(words, message, capsys):
-    with pytest.raises(SystemExit, match="1"):
-        parse(*words)
-    assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
 
 
 def test_echo_is_a_preset_on_top_of_a_size():

@@ -18,8 +18,8 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
-from paw_min.model.policy import Scores
-from paw_min.rows import Episode, TokenRow, Transition, flatten
+from paw_min.model.policy import Policy, Scores
+from paw_min.rows import TokenRow, Transition, flatten
 from paw_min.running.config_json import differences
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
@@ -213,15 +213,13 @@ def test_tapo_trains_on_rl_alone_and_then_on_the_world_model_alone(monkeypatch):
     monkeypatch.setattr(tapo, "EVERY", 2)
     cfg = Config(**BASE | tapo.SETTINGS)
     s, baseline = session(cfg.lr), session(cfg.lr)
-    for k in (1, 2):
-        metrics = tapo.tapo(cfg, s, prepared(cfg, s), k)
-        plain = replace(cfg, paw=False)
-        rows = prepared(plain, baseline)
-        optimize(plain, baseline.policy, baseline.optimizer, rows, (cfg.seed, k))
-        if k == 1:
-            assert torch.equal(weights_of(s.policy), weights_of(baseline.policy))
-            assert "wm_loss" not in metrics
-    assert not torch.equal(weights_of(s.policy), weights_of(baseline.policy))
+    metrics = tapo.tapo(cfg, s, prepared(cfg, s), 1)
+    plain = replace(cfg, paw=False)
+    rows = prepared(plain, baseline)
+    optimize(plain, baseline.policy, baseline.optimizer, rows, (cfg.seed, 1))
+    assert torch.equal(weights_of(s.policy), weights_of(baseline.policy))
+    assert "wm_loss" not in metrics
+    metrics = tapo.tapo(cfg, s, prepared(cfg, s), 2)
     assert metrics["wm_loss"] > 0 and metrics["grad_norm_wm_alone"] > 0
 
 
@@ -277,37 +275,34 @@ Predict the next observation, and present it within <prediction> </prediction> t
 """
 
 
-def smollm2():
-    """A policy with the tokenizer and the chat template of a published model."""
+@pytest.fixture
+def two_steps() -> tuple[Policy, list[Transition]]:
+    """A search through a room in braces; the second step has no observation.
+
+    The policy has the tokenizer and the chat template of a published model.
+    """
     policy = make_policy()
     policy.tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
     policy.eos_ids = [policy.tokenizer.eos_token_id]
-    return policy
-
-
-def two_steps(policy) -> Episode:
-    """A search through a room in braces; the second step has no observation."""
-    episode = Episode("game", 0, 0, instruction="find a mug")
-    for observation, command, following in (
-        ("You are in a {room}.", "go to shelf 1", "A mug is on it."),
-        ("A mug is on it.", "look", ""),
-    ):
-        episode.transitions.append(
-            Transition(
-                policy.encode_chat("Your task is to: find a mug"),
-                policy.encode(f"<think>hm</think><action>{command}</action>"),
-                policy.encode(following),
-                response_logps=[], reward=0.0, valid=True, observation=observation, group=0,
-                trajectory=0, command=command, next_observation=following,
-                admissible=["go to shelf 1", "look"],
-            )
+    steps = [
+        Transition(
+            policy.encode_chat("Your task is to: find a mug"),
+            policy.encode(f"<think>hm</think><action>{command}</action>"),
+            policy.encode(following),
+            response_logps=[], reward=0.0, valid=True, observation=observation, group=0,
+            trajectory=0, command=command, next_observation=following,
+            admissible=["go to shelf 1", "look"],
         )
-    return episode
+        for observation, command, following in (
+            ("You are in a {room}.", "go to shelf 1", "A mug is on it."),
+            ("A mug is on it.", "look", ""),
+        )
+    ]
+    return policy, steps
 
 
-def test_tapos_rows_token_by_token():
-    policy = smollm2()
-    steps = two_steps(policy).transitions
+def test_tapos_rows_token_by_token(two_steps):
+    policy, steps = two_steps
     first, second = [tapo.transition_row(Config(), policy, t, t.obs_ids) for t in steps]
     tokens = policy.tokenizer.convert_ids_to_tokens
     assert first.prompt_ids == policy.encode_rendered(FIRST_TAPO_PROMPT)
@@ -377,9 +372,8 @@ def test_longer_targets_end_at_the_models_positions():
 # ---- inverse dynamics ----
 
 
-def test_the_row_of_an_action():
-    policy = smollm2()
-    first, second = two_steps(policy).transitions
+def test_the_row_of_an_action(two_steps):
+    policy, (first, second) = two_steps
     row = inverse_dynamics.inverse_row(Config(), policy, first)
     text = policy.decode(row.prompt_ids)
     assert "observed: You are in a {room}.\n" in text and "observed: A mug is on it.\n" in text

@@ -18,12 +18,6 @@ from tests.helpers import SMALL, Script, argv
 from tests.retrieval import serving
 
 OFFICIAL = Path(__file__).parent / "data" / "webshop"  # an invented shop in the official format
-ONE_UPDATE = SMALL | dict(eval_split="test", updates=1, kl_coef=0.0)
-WEBSHOP = ONE_UPDATE | dict(env="webshop", eval_tasks=3, max_prompt_tokens=1000)
-SEARCH = ONE_UPDATE | dict(
-    env="search", eval_tasks=4, max_turns=2, max_prompt_tokens=600, history_length=4
-)
-
 PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
     name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
     sampler="transformers", mini_batch=4, max_response_tokens=4,
@@ -53,7 +47,8 @@ def test_the_papers_preset_on_official_files(model, tmp_path, capsys):
 def test_rows_of_a_purchase(shop):
     """Reward 10 only for a score of 1. The last page is not a target."""
     policy = load_policy(default_model("webshop"))  # its tokenizer has the shop's words
-    cfg = Config(**WEBSHOP | {"max_turns": 8})
+    settings = dict(env="webshop", eval_split="test", max_turns=8, max_prompt_tokens=1000)
+    cfg = Config(**SMALL | settings)
     tasks = BENCHMARK.load(cfg, shop)
     loaded = Shop.load(shop)
     task = next(t for t in tasks.train if len(loaded.goals[int(t)]["goal_options"]) == 2)
@@ -78,14 +73,6 @@ def test_rows_of_a_purchase(shop):
 # ---- search ----
 
 
-def test_a_run_reports_each_data_set(world, model, tmp_path):
-    train.train(Config(**SEARCH, data=world, model=model, out=str(tmp_path)))
-    before, after = runs.read_metrics(tmp_path / "r")
-    assert {"eval_success/single", "eval_success/two_hop"} <= set(before)
-    assert after["valid"] == 0 and after["rows"] == 8  # two turns, no readable command
-    assert after["selected"] == 0 and "wm_loss" not in after  # no observation, no target
-
-
 def published(folder: Path) -> Path:
     """Two parquet files with verl-agent's columns."""
     for split, sources in (("train", ["nq"]), ("test", ["nq", "hotpotqa", "bamboogle"])):
@@ -107,3 +94,5 @@ def test_the_papers_preset_on_published_files(model, tmp_path, world):
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
     assert after["rows"] == 8 and "loss_kl" in after
+    # No readable command, so no observation, and no target.
+    assert after["valid"] == after["selected"] == 0 and "wm_loss" not in after

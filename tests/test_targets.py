@@ -24,16 +24,6 @@ SEPARATED = replace(PLAIN, separator_ids=[12, 13])
 # ---- separator ----
 
 
-def test_the_end_token_appears_once():
-    policy = make_policy()
-    end = policy.eos_ids[0]
-    policy.turn_ids = [end, 7, 8]
-    assert policy.separator([5, end]) == [7, 8]
-    assert policy.separator([5, 6]) == [end, 7, 8]  # the response was cut
-    policy.turn_ids = [7, 8]  # a template without an end token
-    assert policy.separator([5, end]) == [7, 8]
-
-
 @pytest.mark.parametrize("template, reason", [
     ("{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}", "one turn only"),
     ("{{ messages[2].content }}{{ messages[1].content }}", "leaves out messages"),
