@@ -271,11 +271,6 @@ def start() -> torch.Tensor:
     return weights_of(make_policy())
 
 
-def step_of(**settings) -> torch.Tensor:
-    """-lr * gradient: the weight change of one SGD step, in units of lr."""
-    return (run(**settings)[0] - start()) / BASE["lr"]
-
-
 # ---- samplers ----
 
 WORDS = "<think></think><action>go to shelf 1</action>"

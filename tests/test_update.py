@@ -32,12 +32,16 @@ from tests.helpers import (
     plain_logp,
     run,
     start,
-    step_of,
     update,
     weights_of,
 )
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
+
+
+def step_of(**settings) -> torch.Tensor:
+    """-lr * gradient: the weight change of one SGD step, in units of lr."""
+    return (run(**settings)[0] - start()) / BASE["lr"]
 
 
 def test_paw_off_is_plain_grpo():
@@ -248,6 +252,13 @@ def test_advantages_equal_those_of_the_original_code(settings, expected):
     """verl-agent's functions on these rows."""
     found = row_advantages(Config(**BASE | settings), flatten(golden_episodes()))
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("algo", ["grpo", "gigpo"])
+def test_a_lone_trajectory_is_not_compared_with_itself(algo):
+    """As where the others of its group are lost. Its rows differ by a penalty."""
+    rows = flatten(golden_episodes(GOLDEN[:1]))
+    assert row_advantages(Config(**BASE | dict(algo=algo)), rows).eq(0).all()
 
 
 def test_step_returns_of_gigpo_are_discounted_and_then_penalized():
