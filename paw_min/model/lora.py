@@ -85,13 +85,16 @@ def sum_rounded_once(layer, x: Tensor) -> Tensor:
     """y = W x + s B A x + bias, in place of the forward method of peft's layer, in bf16 passes.
 
     peft's rounds W x before it adds s B A x. Here the product with W takes it as its start, so that
-    both are summed in fp32.
+    both are summed in fp32. The bias comes last with and without adapters: new ones, with B = 0,
+    change nothing.
     """
     base = layer.base_layer
+    tokens = x.flatten(0, -2)  # (N, D_in)
     if layer.disable_adapters:
-        return base(x)
-    learned = SCALE * layer.lora_B["default"](layer.lora_A["default"](x))  # (..., D_out)
-    y = torch.addmm(learned.flatten(0, -2), x.flatten(0, -2), base.weight.T)
+        y = tokens @ base.weight.T
+    else:
+        learned = SCALE * layer.lora_B["default"](layer.lora_A["default"](tokens))  # (N, D_out)
+        y = torch.addmm(learned, tokens, base.weight.T)
     if base.bias is not None:
         y = y + base.bias
     return y.unflatten(0, x.shape[:-1])
