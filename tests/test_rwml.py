@@ -6,17 +6,15 @@ The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFW
 import math
 import os
 import random
+from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-import run_alfworld
 from paw_min.base.errors import UserError
-from paw_min.config import Config, parse_args
+from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
@@ -27,7 +25,6 @@ from paw_min.update import prepare
 from tests.helpers import BASE, make_policy
 from world_models import rwml
 from world_models.rwml import early_experience, settings, stages, triplets
-from world_models.rwml.settings import RwmlJob, RwmlSettings
 from world_models.teachers.demonstrate import PlayedStep
 
 # ---- formulas ----
@@ -35,19 +32,18 @@ from world_models.teachers.demonstrate import PlayedStep
 @pytest.mark.parametrize("response, expected", [
     ("<think>x</think><next_state>You see a mug 1.</next_state>", "You see a mug 1."),
     ("<next_state> a \n</next_state> and more", "a"),
-    # The last opening tag counts, the first closing tag after it.
+    # The last opening tag counts.
     ("<next_state>a</next_state><next_state>b</next_state>", "b"),
     ("<next_state>a</next_state><next_state>b", None),  # cut by the limit
-    ("</next_state>a<next_state>", None),
     ("<next_state> </next_state>", None),
-    ("<think>x</think><action>look</action>", None),
 ])
 def test_predicted_state(response, expected):
     assert rwml.predicted_state(response) == expected
 
 
 def test_reward_is_strict_and_malformed_answers_get_none():
-    assert [rwml.reward(d, 0.2) for d in (0.0, 0.1999, 0.2, 0.3)] == [1.0, 1.0, 0.0, 0.0]
+    rewards = [rwml.reward(distance, 0.2) for distance in (0.0, 0.1999, 0.2, 0.3)]
+    assert rewards == [1.0, 1.0, 0.0, 0.0]
     assert rwml.reward(math.inf, 1e9) == 0.0
 
 
@@ -59,49 +55,45 @@ def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest():
     assert rwml.too_easy(hits, always) == [0, 1, 2, 3, 4]
 
 
-def test_the_filters_threshold_makes_30_percent_easy():
-    nearest = [d / 1000 for d in range(20, 520, 5)]  # 100 triplets
-    random.Random(0).shuffle(nearest)
-    threshold = rwml.calibrated_threshold(nearest, 0.3)
-    assert sum(rwml.reward(d, threshold) for d in nearest) == 30
+@pytest.mark.parametrize("nearest, threshold, easy", [
+    ([d / 1000 for d in range(20, 520, 5)], 0.17, 30),
     # Exact predictions are easy at any threshold: it stays positive, and more are easy.
-    exact = [0.0] * 60 + [0.3] * 40
-    threshold = rwml.calibrated_threshold(exact, 0.3)
-    assert threshold == 0.01 and sum(rwml.reward(d, threshold) for d in exact) == 60
+    ([0.0] * 60 + [0.3] * 40, 0.01, 60),
     # Above 0.5, generic answers would pass.
-    assert rwml.calibrated_threshold([0.9] * 10, 0.3) == 0.5
+    ([0.9] * 10, 0.5, 0),
+])
+def test_the_filters_threshold_makes_30_percent_easy(nearest, threshold, easy):
+    random.Random(0).shuffle(nearest)
+    found = rwml.calibrated_threshold(nearest, 0.3)
+    assert found == pytest.approx(threshold)
+    assert sum(rwml.reward(d, found) for d in nearest) == easy
 
 
-def test_training_threshold_has_the_papers_values():
-    assert rwml.training_threshold(0.1) == 0.2  # ALFWorld
-    assert rwml.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
-    assert rwml.training_threshold(0.35) == 0.6
-    assert rwml.training_threshold(0.01) == 0.2
+@pytest.mark.parametrize("tau_d, trained", [
+    (0.1, 0.2),  # ALFWorld
+    (0.15, 0.4),  # tau2: 0.30 is halfway and rounds up
+    (0.35, 0.6),
+    (0.01, 0.2),
+])
+def test_training_threshold_has_the_papers_values(tau_d, trained):
+    assert rwml.training_threshold(tau_d) == trained
 
 
-def test_settings_are_the_papers():
-    ours = RwmlSettings()
-    assert (ours.tasks, ours.episodes, ours.max_turns, ours.validation) == (2048, 3, 30, 0.1)
-    assert (ours.tries, ours.easy_share, ours.batch, ours.epochs) == (10, 0.3, 32, 2)
-    assert (ours.sft_lr, ours.sft_epochs, ours.warm_epochs, ours.answer_tokens) == (2e-6, 2, 0, 512)
-    assert (rwml.KEEP, rwml.MARGIN, rwml.STEP, early_experience.BRANCHES) == (0.1, 0.15, 0.2, 8)
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper", "--data", "d"])
-    assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
+@pytest.fixture(scope="module")
+def minilm():
+    return settings.load_encoder("minilm", "cpu")
 
 
-def test_distance_is_one_minus_the_cosine():
-    minilm = settings.load_encoder("minilm", "cpu")
+def test_distance_is_one_minus_the_cosine(minilm):
     texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
     a, b, c = minilm.passages(texts)
     found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
-    assert found[0] == pytest.approx(0, abs=1e-6) and found[2] == math.inf
-    assert found[1] == pytest.approx(1 - a @ b, abs=1e-6)
-    assert found[3] == pytest.approx(1 - a @ c, abs=1e-6) and found[3] > found[1] > 0.01
+    assert found == pytest.approx([0, 1 - a @ b, math.inf, 1 - a @ c], abs=1e-6)
+    assert found[3] > found[1] > 0.01
 
 
-def test_an_end_that_the_encoder_does_not_read_has_no_reward():
+def test_an_end_that_the_encoder_does_not_read_has_no_reward(minilm):
     """It reads 512 of its own tokens; a model's answer may be longer."""
-    minilm = settings.load_encoder("minilm", "cpu")
     truth = "a mug " * 254 + "a"  # with two tokens of its own
     longer = truth + " mug"
     assert minilm.reads([truth, truth + " b", longer + " mug"]) == [True, True, False]
@@ -160,12 +152,12 @@ def test_triplets_of_an_episode():
     assert found.triplets == [first, replace(first, instruction="put a cup")]
     assert triplets.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
 
+
+def test_a_triplet_has_the_last_turns():
     episode = episode_of(*((f"o{t}", f"a{t}", f"o{t + 1}", True) for t in range(4)))
-    last = triplets.triplets_of(cfg, [episode]).triplets[-1]
-    assert last.history == [Turn("o1", "a1"), Turn("o2", "a2")] and last.observation == "o3"
-    assert last.steps == 3
-    last = triplets.triplets_of(replace(cfg, history_length=0), [episode]).triplets[-1]
-    assert last.history == []
+    last = triplets.triplets_of(Config(history_length=2), [episode]).triplets[-1]
+    assert last.history == [Turn("o1", "a1"), Turn("o2", "a2")]
+    assert (last.observation, last.steps) == ("o3", 3)
 
 
 TRIPLET = triplets.Triplet(
@@ -192,9 +184,7 @@ def test_a_prompt_begins_as_the_agents(env):
         assert part in seen
     assert one.history[0].command in seen and "before" not in seen
     assert one.action in question and "admissible" not in asked and "a shelf 1" not in asked
-    first = replace(one, history=[], steps=0)
-    assert triplets.prompt_text(cfg, first).startswith("\nYou are an expert")
-    assert "already taken" not in triplets.prompt_text(cfg, first)
+    assert "already taken" not in triplets.prompt_text(cfg, replace(one, history=[], steps=0))
 
 
 def test_labels_are_answers_and_the_tags_are_added_once():
@@ -209,25 +199,21 @@ def test_labels_are_answers_and_the_tags_are_added_once():
     text = policy.decode(row.response_ids)
     assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
     assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
-    weights = policy.model.get_input_embeddings().weight.clone()
     stages.add_tags(policy, seed=0)
     assert len(policy.tokenizer) == size
-    other = make_policy()
-    stages.add_tags(other, seed=0)
-    assert torch.equal(other.model.get_input_embeddings().weight, weights)
 
 
-def test_what_cannot_be_answered_does_not_fit():
+def test_what_cannot_be_answered_does_not_fit(minilm):
     policy = make_policy()
-    cfg = Config(prompt="compact", max_prompt_tokens=60)
-    n_truth = len(policy.encode("a shelf 1"))
-    limit = triplets.TAG_TOKENS + n_truth
-    minilm = settings.load_encoder("minilm", "cpu")
+    limit = triplets.TAG_TOKENS + len(policy.encode("a shelf 1"))
 
-    def fits(limit: int, **settings) -> bool:
-        return bool(triplets.fitting(replace(cfg, **settings), policy, [TRIPLET], limit, minilm))
+    def fits(prompt_tokens: int, limit: int) -> bool:
+        cfg = Config(prompt="compact", max_prompt_tokens=prompt_tokens)
+        return bool(triplets.fitting(cfg, policy, [TRIPLET], limit, minilm))
 
-    assert fits(limit) and not fits(limit - 1) and not fits(limit, max_prompt_tokens=3)
+    assert fits(60, limit)
+    assert not fits(60, limit - 1)
+    assert not fits(3, limit)
 
 
 # ---- GRPO on answers ----
@@ -249,56 +235,34 @@ def test_answers_to_a_triplet_are_a_group():
 
 
 def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
-    epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in (1, 2, 3)],
-              [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]
+    epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in ks] for ks in ((1, 2, 3), (4, 5, 6))]
     for batches in epochs:
         assert [len(batch) for batch in batches] == [3, 3, 1]
         assert sorted(sum(batches, [])) == list(range(7))
     assert epochs[0] != epochs[1]
 
 
-# ---- errors ----
+# ---- the command line ----
 
-def test_triplets_return_from_their_file(tmp_path):
-    those = [TRIPLET, replace(TRIPLET, history=[], next_observation="café\n\u2028x")]
-    triplets.write_triplets(tmp_path / "t.jsonl", those)
-    assert triplets.read_triplets(tmp_path / "t.jsonl") == those
-    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2
-
-
-def asked_of(tmp_path, monkeypatch, *flags) -> RwmlJob:
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A function from flags to RWML's job on ALFWorld, without a sentence encoder."""
     monkeypatch.setattr(settings, "load_encoder", lambda name, device: None)
     monkeypatch.setattr(settings, "check_machine", lambda cfg: None)  # no vLLM is needed
-    return settings.parse("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
+    return lambda *flags: settings.parse("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
 
 
-@pytest.mark.parametrize("flags, name", [
-    ([], "alfworld-tiny-grpo-seed0-after-rwml"),
-    (["--method", "wm-sft", "--name", "mine", "--paw"], "mine-after-wm-sft"),
-])
-def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch, flags, name):
-    """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
-    words = stages.policy_rl(asked_of(tmp_path, monkeypatch, *flags), Path("x/checkpoint-000003"))
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
-    assert not cfg.paw and cfg.algo == "grpo" and cfg.model == "x/checkpoint-000003"
-    assert cfg.name == name
-
-
-@pytest.mark.parametrize("preset, encoder, turns, rate", [
-    ("tiny", "minilm", 16, 5e-4),
-    ("paper", "Qwen/Qwen3-Embedding-8B", 30, 2e-6),  # its thresholds belong to this encoder
-    ("24gb", "Qwen/Qwen3-Embedding-0.6B", 30, 2e-5),  # LoRA: ten times the rate
-])
-def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rate):
-    asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
-    assert asked.settings.encoder == asked.shared()["rwml encoder"] == encoder
-    assert asked.settings.max_turns == turns
-    assert asked.settings.sft_lr == pytest.approx(rate)
-    asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d", "--max-turns", "12",
-                     "--encoder", "mine")
-    assert asked.settings.encoder == "mine"
-    assert asked.settings.max_turns == asked.cfg.max_turns == 12
-    assert asked.flags[-2:] == ["--max-turns", "12"]  # of the policy RL that is printed
+def test_settings_are_the_papers(asked):
+    job = asked("--preset", "paper", "--data", "d")
+    ours, cfg = job.settings, job.cfg
+    assert (ours.tasks, ours.episodes, ours.max_turns, ours.validation) == (2048, 3, 30, 0.1)
+    assert (ours.tries, ours.easy_share, ours.batch, ours.epochs) == (10, 0.3, 32, 2)
+    assert (ours.sft_lr, ours.sft_epochs, ours.warm_epochs, ours.answer_tokens) == (2e-6, 2, 0, 512)
+    assert ours.encoder == "Qwen/Qwen3-Embedding-8B"  # its thresholds belong to it
+    assert (rwml.KEEP, rwml.MARGIN, rwml.STEP, early_experience.BRANCHES) == (0.1, 0.15, 0.2, 8)
+    assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
+    # LoRA has ten times the rate.
+    assert asked("--preset", "24gb", "--data", "d").settings.sft_lr == pytest.approx(2e-5)
 
 
 @pytest.mark.parametrize("flags, sentence", [
@@ -312,13 +276,11 @@ def test_impossible_flags(tmp_path, flags, sentence):
     assert not (tmp_path / "out").exists()
 
 
-def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeypatch):
-    def shared(*flags):
-        return asked_of(tmp_path, monkeypatch, *flags).shared()
-
-    assert shared() == shared("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw")
-    assert shared() == shared("--epochs", "5")
-    assert shared() != shared("--max-turns", "3") != shared("--seed", "1")
+def test_only_what_the_triplets_depend_on_needs_another_folder(asked):
+    shared = asked().shared()
+    same = asked("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw", "--epochs", "5")
+    assert same.shared() == shared
+    assert asked("--max-turns", "3").shared() != shared != asked("--seed", "1").shared()
 
 
 # ---- early experience ----
@@ -337,24 +299,21 @@ def test_branches_are_what_the_environment_answers(games_root):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]
     steps = early_experience.demonstrated(cfg, games)[:3]
-    pool = EnvPool(AlfworldEnv, 1, 0)
-    found = early_experience.branches(cfg, pool, steps)
-    assert len(found) > len(steps)
     env = AlfworldEnv()
+    with closing(EnvPool(AlfworldEnv, 1, 0)) as pool:
+        found = early_experience.branches(cfg, pool, steps)
+        # A game that is not the demonstrated one.
+        with pytest.raises(UserError, match="does not repeat"):
+            early_experience.result_of(pool, replace(steps[0], task=games[1]), "look")
     states = [list(those) for _, those in groupby(found, key=lambda one: one.observation)]
     for step, of_state in zip(steps, states, strict=True):
-        assert of_state[0].observation == step.context.observation
         commands = [t.action for t in of_state]
         # The expert's own command first, then K others that are admissible here, each once.
         assert f"<action>{commands[0]}</action>" in step.response
-        assert len(commands) == len(set(commands)) <= 1 + early_experience.BRANCHES
+        assert 1 < len(commands) == len(set(commands)) <= 1 + early_experience.BRANCHES
         assert set(commands[1:]) <= set(step.context.admissible)
         for triplet in of_state:
             env.reset(step.task)
             for turn in step.context.history:
                 env.step(turn.command)
             assert env.step(triplet.action).observation.strip() == triplet.next_observation
-    # A game that is not the demonstrated one.
-    with pytest.raises(UserError, match="does not repeat"):
-        early_experience.result_of(pool, replace(steps[0], task=games[1]), "look")
-    pool.close()

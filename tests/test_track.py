@@ -10,26 +10,15 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.running import plan, track
 from paw_min.running.runs import read_metrics
-from tests.helpers import numbers
-
-
-def curves(folder) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, name):
+def test_a_run_and_its_resumption(config, finished, tmp_path, monkeypatch, name):
     """Killed after update 2, whose checkpoint is of update 1."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     logged = []
     monkeypatch.setattr(wandb.Run, "log", lambda run, metrics, step: logged.append(metrics))
-    train.train(config(updates=1))
-    assert numbers(tmp_path / "r") == numbers(one_update)
     killed = track.Tracker(Config(track=name, name="r"), tmp_path / "r", [])
     killed.log({"update": 2, "success": 0.123})
     killed.close()
@@ -42,10 +31,13 @@ def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, nam
         run_id = (tmp_path / "r" / "wandb-id").read_text()
         assert len(list((tmp_path / "r").glob(f"wandb/offline-run-*/run-{run_id}.wandb"))) == 2
     else:
-        shown = curves(tmp_path / "r")
-        assert set(shown) == {key for line in lines for key in line}
-        for key, points in shown.items():  # TensorBoard has fp32
-            assert points == [(m["update"], pytest.approx(m[key])) for m in lines if key in m]
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path / "r" / "tensorboard")).Reload()
+        assert set(events.Tags()["scalars"]) == {key for line in lines for key in line}
+        for key in events.Tags()["scalars"]:
+            shown = [(e.step, e.value) for e in events.Scalars(key)]  # in fp32
+            assert shown == [(m["update"], pytest.approx(m[key])) for m in lines if key in m]
 
 
 def test_a_tracker_that_cannot_start(config, tmp_path, monkeypatch):

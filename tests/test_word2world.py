@@ -5,9 +5,8 @@ The oracle answers with the real environment. With it, the dream is the environm
 
 import json
 import os
-import shlex
 import subprocess
-import unicodedata
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy.standins import make_model
-from tests.helpers import INJECTION, SMALL, chatml_tokenizer, control_tokens, one_sentence
+from tests.helpers import INJECTION, ROOT, SMALL, chatml_tokenizer, control_tokens, one_sentence
 from world_models import word2world
 from world_models.supervised import fit
 from world_models.word2world import players, prompted, training, trajectories
@@ -39,33 +38,34 @@ BUY = "click[buy now]"
 FIRST = Step("A room. Your task is to: nap.", "nap.", "pick", ["look", "go to bed 1"])
 
 
+def chat_of(*contents):
+    roles = ["system", *["user", "assistant"] * len(contents)]
+    return [said(role, content) for role, content in zip(roles, contents)]
+
+
 # --- measures, by hand -----------------------------------------------------------------------
 
 
-def test_rates_by_hand():
+@pytest.mark.parametrize("real, dream, replay, expected", [
     # Won in the dream and lost in the replay: WM counts the marker, W2R does not.
-    assert word2world.rates([T, F], [T, T], [F, F]) == {
-        "real": 0.5, "wm": 1.0, "w2r": 0.0, "cr": 0.0, "pairwise_cr": 0.0,
-    }
+    ([T, F], [T, T], [F, F], dict(real=0.5, wm=1.0, w2r=0.0, cr=0.0, pairwise_cr=0.0)),
     # CR above 1: the dream's plans win more often. Pairwise, one of the two is still lost.
-    found = word2world.rates([T, T, F, F], [F, F, T, T], [T, F, T, T])
-    assert found["cr"] == 1.5 and found["pairwise_cr"] == 0.5
-    assert found["real"] == 0.5 and found["wm"] == 0.5 and found["w2r"] == 0.75
+    ([T, T, F, F], [F, F, T, T], [T, F, T, T],
+     dict(real=0.5, wm=0.5, w2r=0.75, cr=1.5, pairwise_cr=0.5)),
     # Without a real win there is no ratio.
-    found = word2world.rates([F, F], [T, F], [T, F])
-    assert found["cr"] is None and found["pairwise_cr"] is None and found["w2r"] == 0.5
+    ([F, F], [T, F], [T, F], dict(real=0.0, wm=0.5, w2r=0.5, cr=None, pairwise_cr=None)),
+])
+def test_rates_by_hand(real, dream, replay, expected):
+    assert word2world.rates(real, dream, replay) == expected
 
 
 def test_fidelity_pools_the_turns():
-    def chat(*answers):
-        messages = [said("system", "s")]
-        for answer in answers:
-            messages += [said("user", "go"), said("assistant", answer)]
-        return Trajectory(messages=messages)
-
     # "a" is right at all 3 first turns, and at 1 of the 3 later ones: 4 of 6, not the mean of the
     # trajectories, (1 + 2/4) / 2.
-    data = [chat("a"), chat("a"), chat("a", "a", "b", "c\nAvailable actions: x [SUCCESS]")]
+    short = chat_of("s", "go", "a")
+    last = "c\nAvailable actions: x [SUCCESS]"
+    longer = chat_of("s", "go", "a", "go", "a", "go", "b", "go", last)
+    data = [Trajectory(messages=chat) for chat in (short, short, longer)]
     found = word2world.measure_fidelity(lambda t: ["a"] * len(t.answers), data)
     assert found["em"] == 4 / 6 and found["n"] == 6
     # The marker counts, also without the list of actions; white space at the ends does not.
@@ -82,17 +82,16 @@ def test_a_step_as_text_and_back():
     step = Step("You see a bed.\n", "nap.", "pick", ["look", "sleep in bed 1"])
     text = "You see a bed.\nAvailable actions: look | sleep in bed 1"
     assert to_text(step) == text
-    back = to_step(text, FIRST)
-    assert back == Step("You see a bed.", "nap.", "pick", ["look", "sleep in bed 1"])
+    assert to_step(text, FIRST) == replace(step, observation="You see a bed.")
     won = Step("You sleep.", "nap.", "pick", ["look"], reward=10.0, done=True, won=True)
     assert to_text(won) == "You sleep. [SUCCESS]"
-    assert to_step("You sleep. [SUCCESS] and so on", FIRST).observation == "You sleep."
-    assert to_step("You sleep. [SUCCESS]", FIRST).won and to_step("x [SUCCESS]", FIRST).done
+    read = to_step("You sleep. [SUCCESS] and so on", FIRST)
+    assert (read.observation, read.done, read.won) == ("You sleep.", True, True)
     # A purchase of the wrong product: nothing is said, and there is no sign of the end.
-    lost = Step("", "buy", "pick", ["click[x]"], done=True)
-    assert to_text(lost) == "" and not to_step("", FIRST).done
+    assert to_text(Step("", "buy", "pick", ["click[x]"], done=True)) == ""
+    assert not to_step("", FIRST).done
     # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
-    assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
+    assert "[SUCCESS]" not in to_text(replace(won, won=False))
 
 
 @pytest.mark.parametrize("actions", [
@@ -111,7 +110,7 @@ def test_hidden_state_is_what_the_places_hold(games_root):
     env = AlfworldEnv()
     first = env.reset(game)
     hidden, seen = trajectories.initial_context("alfworld", game, first).split(trajectories.SEEN)
-    assert first.observation.strip() in seen and "Available actions: go to" in seen
+    assert first.observation.strip() in seen
     lines = hidden.splitlines()
     places = [c.removeprefix("go to ") for c in first.admissible if c.startswith("go to ")]
     closed = 0
@@ -128,8 +127,8 @@ def test_hidden_state_is_what_the_places_hold(games_root):
     assert any("lamp" in line and line.endswith("is off.") for line in lines)
 
 
-def test_recorded_decisions_are_what_the_agent_knew(games_root):
-    cfg = Config(data=str(games_root), **SMALL | {"max_turns": 20})
+def test_recorded_decisions_are_what_the_agent_knew(games, monkeypatch):
+    cfg, tasks, make_pool = games
     seen = []
 
     class Spy(players.RulePlayer):
@@ -138,12 +137,9 @@ def test_recorded_decisions_are_what_the_agent_knew(games_root):
             seen.append((context, action.response))
             return action
 
-    game = list_games(games_root, "train")[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(players, "RulePlayer", Spy)
-        pool = EnvPool(AlfworldEnv, 1)
-        (trajectory,) = players.play_rules(cfg, "teacher", 0.3, pool, game)
-    assert len(seen) == len(trajectory.commands) > 3
+    monkeypatch.setattr(players, "RulePlayer", Spy)
+    (trajectory,) = players.play_rules(cfg, "teacher", 0.3, make_pool(1), tasks[:1])
+    assert len(trajectory.commands) > 3
     decisions = trajectories.decisions(trajectory)
     for (context, response), (known, spied) in zip(decisions, seen, strict=True):
         assert context.observation == known.observation.strip()
@@ -172,11 +168,6 @@ def language_model(template=None, context=500, texts=("go to bed 1", "You see: a
     return WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), context, answer_tokens=5)
 
 
-def chat_of(*contents):
-    roles = ["system", *["user", "assistant"] * len(contents)]
-    return [said(role, content) for role, content in zip(roles, contents)]
-
-
 def learn(model, *contents):
     """Train on one chat until its answers are what the model says."""
     row = model.row(Trajectory(messages=chat_of(*contents)))
@@ -191,18 +182,17 @@ def test_a_row_is_the_prompts_of_all_its_answers(template):
     chat = chat_of("You see: a mug", "go to bed 1", "a mug", "go to 2", "2 cups.", "go", "You see:")
     row = model.row(Trajectory(messages=chat))
     ids = row.prompt_ids + row.obs_ids
+    first = len(row.prompt_ids)
+    targets = []
     # Each answer, with its end token, follows the prompt that `predict` makes of its prefix.
-    position = 0
     for k in (2, 4, 6):
         prompt, _ = model.tokens(chat[:k])
         answer = model.policy.encode(chat[k]["content"]) + [model.end]
-        assert ids[: len(prompt)] == prompt
-        assert ids[len(prompt) : len(prompt) + len(answer)] == answer
-        targets = range(len(prompt), len(prompt) + len(answer))
-        first = len(row.prompt_ids)
-        assert all(place - first not in row.context_positions for place in targets)
-        position += len(answer)
-    assert position == len(row.obs_ids) - len(row.context_positions) and not row.response_ids
+        end = len(prompt) + len(answer)
+        assert ids[:end] == prompt + answer
+        targets += range(len(prompt) - first, end - first)
+    assert not row.response_ids
+    assert set(targets) == set(range(len(row.obs_ids))) - set(row.context_positions)
 
 
 def test_an_answer_has_the_end_token_of_the_template_and_no_other():
@@ -223,8 +213,8 @@ def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():
     assert len(cut.prompt_ids) + len(cut.obs_ids) == lengths[0]
     tiny = language_model(context=lengths[0] - 1)
     assert tiny.row(Trajectory(messages=chat)) is None
-    assert tiny.predict([chat[:4], chat[:2]])[0] is None
-    assert tiny.predict([chat[:4], chat[:2]])[1] is not None
+    too_long, short = tiny.predict([chat[:4], chat[:2]])
+    assert too_long is None and short is not None
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
@@ -240,44 +230,33 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
     in_one_pass = model.answers(trajectory)
     assert [p == t for p, t in zip(generated, trajectory.answers)] == [True, True, False, False]
     assert in_one_pass == generated and generated[:3] == ["You see a mug", "cups", "You"]
-    # What cannot match any more is not generated.
-    other = Trajectory(messages=[*learned[:2], said("assistant", "cups")])
-    assert model.answers(other) == [None]
 
 
-def test_a_marker_counts_wherever_an_answer_has_it():
-    # Qwen's tokenizer has ".\n" as one token: the first wrong token begins as the target.
-    tokenizer = word_tokenizer(["go", "a mug [SUCCESS]\nAvailable actions: go | run"])
+GO = "\nAvailable actions: go"
+RUN = "\nAvailable actions: run"
+
+
+@pytest.mark.parametrize("says, truth, em, em_observation", [
+    # Only the list of actions is wrong; then the answer also has a marker, which the truth lacks.
+    (f"a mug{RUN}", f"a mug{GO}", 0.0, 1.0),
+    (f"a mug{RUN} [SUCCESS]", f"a mug{GO}", 0.0, 0.0),
+    # Qwen2.5's tokenizer writes all texts in NFC.
+    (f"un caf\u00e9{GO}", f"un cafe\u0301{GO}", 1.0, 1.0),
+    (f"un caf\u00e9{RUN}", f"un cafe\u0301{GO}", 0.0, 1.0),
+    # No tokenizer writes words that it lacks.
+    ("un caf\u00e9", "un cafe\u0301 zebra", 0.0, 0.0),
+])
+def test_an_answer_counts_as_the_model_can_write_it(says, truth, em, em_observation):
+    tokenizer = word_tokenizer(["x", "go", "un caf\u00e9", f"a mug [SUCCESS]{GO} | run"])
+    # Qwen's tokenizer has ".\n" as one token: the first wrong token begins as the truth.
     tokenizer.add_tokens([" mug\n"])
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500, answer_tokens=12)
-    target = Trajectory(messages=chat_of("a", "go", "a mug\nAvailable actions: go"))
-    # Only the list of actions is wrong; then the answer also has a marker, which the target lacks.
-    for answer, em in (
-        ("a mug\nAvailable actions: run", 1.0),
-        ("a mug\nAvailable actions: run [SUCCESS]", 0.0),
-    ):
-        learn(model, "a", "go", answer)
-        assert model.predict([chat_of("a", "go")]) == [answer] == model.answers(target)
-        found = word2world.measure_fidelity(model.answers, [target])
-        assert found["em"] == 0.0 and found["em_observation"] == em
-
-
-def test_an_answer_counts_as_the_model_can_write_it():
-    """Qwen2.5's tokenizer writes all texts in NFC; no tokenizer writes words that it lacks."""
-    told = "un caf\u00e9"
-    asked = unicodedata.normalize("NFD", told)
-    assert asked != told
-    model = language_model(texts=["go", f"{told}\nAvailable actions: go | run"])
-    model.answer_tokens = 12
-    model.policy.tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    for rest, em in (("go", 1.0), ("run", 0.0)):
-        learn(model, "x", "go", f"{told}\nAvailable actions: {rest}")
-        target = Trajectory(messages=chat_of("x", "go", f"{asked}\nAvailable actions: go"))
-        found = word2world.measure_fidelity(model.answers, [target])
-        assert (found["em"], found["em_observation"]) == (em, 1.0)
-    learn(model, "x", "go", told)
-    target = Trajectory(messages=chat_of("x", "go", f"{told} zebra"))
-    assert word2world.measure_fidelity(model.answers, [target])["em"] == 0.0
+    learn(model, "x", "go", says)
+    assert model.predict([chat_of("x", "go")]) == [says]
+    target = Trajectory(messages=chat_of("x", "go", truth))
+    found = word2world.measure_fidelity(model.answers, [target])
+    assert (found["em"], found["em_observation"]) == (em, em_observation)
 
 
 # --- world models, good and broken -----------------------------------------------------------
@@ -347,13 +326,11 @@ def test_the_oracle_is_perfect(games, recorded):
 
 def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, model):
     cfg, tasks, make_pool = games
-    cfg = Config(**vars(cfg) | {"model": model, "max_turns": 4})
+    cfg = replace(cfg, model=model, max_turns=4)
     play = partial(players.play_model, cfg, load_policy(model), HFSampler())
     oracle = Oracle("alfworld", AlfworldEnv, tasks)
     real = play(make_pool(6), tasks)
-    dream = play(DreamPool("alfworld", oracle, make_pool(1), 2), tasks)
-    assert real == dream
-    assert [len(t.responses) for t in real] == [4] * 6 == [len(t.answers) for t in real]
+    assert real == play(DreamPool("alfworld", oracle, make_pool(1), 2), tasks)
     assert len({tuple(t.responses) for t in real}) > 1
 
 
@@ -390,28 +367,28 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
     def nothing(chats):
         return ["Nothing happens."] * len(chats)
 
-    def buy(predict, budget, times):
+    def buy(predict, budget, *purchases):
         pool = VerifiedPool("webshop", EnvPool(make_env, 1), predict, budget)
         pool.reset(0, "0")
         pool.recv()
         answers = []
         # The first finds no button, buys nothing, and is not checked.
-        for command in [BUY, "search[lamp]", product, *[f"{BUY} to finish", BUY, BUY][:times]]:
+        for command in [BUY, "search[lamp]", product, *purchases]:
             pool.step(0, command)
             answers.append(pool.recv().step)
-        return answers, pool
+        return answers[2:], pool
 
     # No budget: the purchase goes through, and is not simulated.
-    answers, pool = buy(nothing, 0, 1)
-    assert answers[-1].done and pool.checks == pool.vetoes == 0
+    (_, bought), pool = buy(nothing, 0, BUY)
+    assert bought.done and pool.checks == pool.vetoes == 0
     # Two vetoes: the same page again, and the real episode has not moved; then it goes through.
-    answers, pool = buy(nothing, 2, 3)
-    assert answers[3] == answers[4] == answers[2] and not answers[4].done
-    assert answers[5].done and pool.checks == pool.vetoes == 2
+    (page, first, second, bought), pool = buy(nothing, 2, f"{BUY} to finish", BUY, BUY)
+    assert first == second == page and not page.done
+    assert bought.done and pool.checks == pool.vetoes == 2
     assert pool.trajectories[0].commands == [BUY, "search[lamp]", product, BUY]
     # A world model that always expects success vetoes nothing.
-    answers, pool = buy(success, 2, 1)
-    assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
+    (_, bought), pool = buy(success, 2, BUY)
+    assert bought.done and pool.checks == 1 and pool.vetoes == 0
 
 
 # --- prompted world models -------------------------------------------------------------------
@@ -427,26 +404,20 @@ def test_a_prompted_world_model_reads_instructions_before_the_chat(recorded):
     assert model.context == 5000  # the paper's 12,288, or the positions of the model
     ids, spans = model.tokens(trajectory.messages)
     system = f"{instructions}\n\n=== The episode ===\n\n{texts[0]}"
-    assert model.policy.tokenizer.decode(ids).startswith(f"{system}<user>{texts[1]}<agent>")
-    answers = [model.policy.decode(ids[span.start : span.stop]) for span in spans]
+    assert policy.tokenizer.decode(ids).startswith(f"{system}<user>{texts[1]}<agent>")
+    answers = [policy.decode(ids[span.start : span.stop]) for span in spans]
     assert answers == trajectory.answers
-    # What follows S_0 is the chat of a trained one.
-    plain = WorldModel(model.policy, 5000)
-    assert ids[-100:] == plain.tokens(trajectory.messages)[0][-100:]
 
 
 def test_examples_are_steps_of_training_trajectories(recorded):
     drawn = prompted.draw_examples(recorded, 3, seed=0)
-    assert drawn == prompted.draw_examples(recorded, 3, seed=0)
-    assert drawn != prompted.draw_examples(recorded, 3, seed=1)
     owners = set()
-    for number, example in enumerate(drawn, start=1):
+    for example in drawn:
         (owner,) = [t for t in recorded if f"===\n\n{t.messages[0]['content']}\n\n" in example]
         owners.add(owner.task)
-        start, _, command = example.rpartition("\n\nCommand: ")
+        step = example.rpartition("\n\nCommand: ")[2]
         pairs = zip(owner.commands, owner.answers)
-        assert start.startswith(f"=== Example {number} ===\n")
-        assert command in [f"{asked}\n\nAnswer: {answer}" for asked, answer in pairs]
+        assert step in [f"{asked}\n\nAnswer: {answer}" for asked, answer in pairs]
     assert len(owners) == 3
     with pytest.raises(UserError, match="has 2 episodes with an answer, --shots asks for 3"):
         prompted.draw_examples([*recorded[:2], Trajectory()], 3, seed=0)
@@ -461,17 +432,12 @@ def test_a_template_that_refuses_a_system_message():
 # --- commands --------------------------------------------------------------------------------
 
 
-FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
-
-
 def test_imitation_rows_are_the_first_wins_of_each_file(recorded, model, tmp_path, monkeypatch):
     wins = [t for t in recorded if t.won]
-    files = []
-    for name, first in (("a", wins[0]), ("b", wins[1])):
-        files.append(tmp_path / name)
-        trajectories.write_trajectories(files[-1], [first, wins[2]])
-    assert trajectories.read_trajectories(files[:1]) == [wins[0], wins[2]]
-    words = ["imitate", "alfworld", "--trajectories", *map(str, files), "--model", model]
+    files = [str(tmp_path / "a"), str(tmp_path / "b")]
+    for file, first in zip(files, wins):
+        trajectories.write_trajectories(Path(file), [first, wins[2]])
+    words = ["imitate", "alfworld", "--trajectories", *files, "--model", model]
     words += ["--max-prompt-tokens", "30", "--wins", "1", "--out", str(tmp_path / "o")]
     monkeypatch.setattr(training, "fit_and_save", lambda job, policy, optimizer, rows, n: rows)
     rows = training.imitate(parse("", words))
@@ -493,71 +459,44 @@ def test_the_defaults_are_the_papers():
     assert chosen.answer_tokens == 2000 and training.WARM_UP == 10
 
 
-WON = json.dumps([{"won": True, "messages": [said("system", "s")], "responses": ["x"]}])
-WM = '{"env": "webshop", "context": 9}'
-TRAIN = ["train", "alfworld", "--trajectories", "FILE"]
-IMITATE = ["imitate", *TRAIN[1:]]
-MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
-MEASURE_FILE = ["fidelity", *MEASURE[1:], "--trajectories", "FILE"]
+WON = [{"won": True, "messages": [said("system", "s")], "responses": ["x"]}]
+MEASURE = "consistency alfworld --world-model"
 
 
-@pytest.mark.parametrize("name, content, words, message", [
-    ("", "", MEASURE[:2], "consistency needs --world-model"),
-    ("", "", MEASURE, "or add --shots 0 to prompt a model"),
-    ("", "", [*MEASURE, "--shots", "3"], "--shots 3 needs --examples"),
-    ("", "", ["collect", "alfworld", "--agents", "random", "random"], "random random has one twi"),
-    ("", "", ["verify", "webshop", *MEASURE[2:], "--budgets", 0, -1], "--budgets -1 is out of ran"),
-    ("", "", [*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
-    ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
-    ("", "", [*IMITATE, "--limit", 2], "--limit is for train, not for imitate"),
-    ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
-    ("", "", [*TRAIN, "--world-model", "FOLDER"], "--world-model: train asks none; omit it"),
+@pytest.mark.parametrize("words, message", [
+    (f"{MEASURE} none", "or add --shots 0 to prompt a model"),
+    (f"{MEASURE} shop", "give a world model of alfworld"),
+    (f"{MEASURE} none --shots 3", "--shots 3 needs --examples"),
     # An example of an evaluated task would be a part of the answer.
-    ("t.json", WON, [*MEASURE_FILE, "--shots", 3, "--examples", "FILE"], "has 1 tasks that are ev"),
-    ("wm/train.json", WM, MEASURE, "give a world model of alfworld"),
-    ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
+    ("fidelity alfworld --world-model none --trajectories won --shots 3 --examples won",
+     "has 1 tasks that are ev"),
+    ("train alfworld --trajectories won --width 100", "--width 100 is not a multiple of 32 up to"),
+    ("train alfworld --trajectories won --limit 2", "1 episodes, --limit asks"),
+    ("train alfworld --trajectories won --world-model shop", "train asks none; omit it"),
+    ("imitate alfworld --trajectories won --wins 2", "1 won episodes, --wins"),
 ])
-def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, message):
-    if name:
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content)
-    places = {"FILE": tmp_path / "t.json", "FOLDER": tmp_path / "wm"}
-    words = [places.get(word, word) for word in words]
-    words += ["--out", tmp_path / "o", "--data", games_root, *FLAGS]
+def test_errors_are_one_sentence(tmp_path, games_root, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("won").write_text(json.dumps(WON))
+    Path("shop").mkdir()
+    Path("shop/train.json").write_text('{"env": "webshop", "context": 9}')
+    small = ["--preset", "tiny", "--groups", "2", "--eval-tasks", "2", "--data", str(games_root)]
     with one_sentence(message):
-        word2world.main([str(word) for word in words])
+        word2world.main([*words.split(), *small, "--out", "o"])
 
 
-# --- the commands behind the pages -------------------------------------------------------------
-
-PAGE = Path(__file__).parent.parent / "research" / "word2world"
-PARTS = ("alfworld", "webshop", "prompted")
-
-
-def arguments_of(words: list[str]) -> list[str]:
-    """Without --out: a page's files may lie elsewhere."""
-    at = words.index("--out")
-    return sorted(words[:at] + words[at + 2 :])
-
-
-def test_the_commands_of_the_script_parse_and_are_the_recorded_ones(tmp_path):
+def test_the_commands_of_the_script_parse(tmp_path):
     """run.sh, with a python that only writes down what it is asked to run."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\necho\n')
     python.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ROOT / "research" / "word2world" / "run.sh"
     asked = []
-    for part in PARTS:
-        command = ["bash", str(PAGE / "run.sh"), part]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-        asked += [one.split("\n") for one in done.stdout.removesuffix("\n\n").split("\n\n")]
+    for part in ("alfworld", "webshop", "prompted"):
+        written = subprocess.check_output(["bash", script, part], text=True, env=env)
+        asked += [one.split("\n") for one in written.removesuffix("\n\n").split("\n\n")]
     commands = [words[2:] for words in asked if words[1] == "world_models.word2world"]
     for words in commands:
         parse("", words)
     assert {words[0] for words in commands} | {"imitate"} == set(COMMANDS)
-    modules = [words for words in asked if words[0] == "-m"]
-    scripted = [(words[1].split(".")[-1], arguments_of(words[2:])) for words in modules]
-    for file in PAGE.glob("*/*.json"):
-        program, *words = shlex.split(json.loads(file.read_text())["command"])
-        assert (program, arguments_of(words)) in scripted, file
