@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
@@ -199,7 +200,8 @@ class Browser:
         address = profile / "DevToolsActivePort"  # a port, and a path
         until(lambda: address.exists() and len(address.read_text().splitlines()) == 2)
         url = "ws://127.0.0.1:{}{}".format(*address.read_text().splitlines())
-        self.socket = connect(url, max_size=None, proxy=None)
+        self.connection = ExitStack()
+        self.socket = self.connection.enter_context(connect(url, max_size=None, proxy=None))
         self.number, self.session, self.problems = 0, None, []
         (page,) = [t for t in self("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         attached = self("Target.attachToTarget", targetId=page["targetId"], flatten=True)
@@ -244,7 +246,7 @@ class Browser:
             self("Input.dispatchKeyEvent", type=event, key=key)
 
     def close(self) -> None:
-        self.socket.close()
+        self.connection.close()
         self.process.terminate()
         self.process.wait(60)
 
