@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from examples import boxes, locks
+from examples import boxes, locks, probable
 from paw_min import cli, train, update
 from paw_min.base.errors import UserError
 from paw_min.config import METHOD_PRESETS, Config, parse_args
@@ -197,6 +197,7 @@ def test_probable_runs_with_echos_settings(monkeypatch):
     assert cfg.method == "probable_material"
     assert METHOD_PRESETS["echo"].items() <= vars(cfg).items()
     assert fork.call_args.args[1] == METHOD_PRESETS["echo"]
+    assert probable.FLOOR == 0.03
 
 
 def test_a_difference_has_common_seeds_and_an_interval_from_four():

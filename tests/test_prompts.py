@@ -21,19 +21,25 @@ LATER = Context(
 
 
 def test_first_step():
-    assert alfworld.paper(FIRST, 2).startswith("""
+    assert alfworld.paper(FIRST, 2) == """
 You are an expert agent operating in the ALFRED Embodied Environment.
 Your current observation is: You are in a room.
 
 Your task is to: put a mug in desk.
 Your admissible actions of the current situation are: ['go to desk 1'
  'look'].
-""")
+
+Now it's your turn to take an action.
+You should first reason step-by-step about the current situation. This reasoning process MUST be \
+enclosed within <think> </think> tags.
+Once you've finished your reasoning, you should choose an admissible action for current step and \
+present it within <action> </action> tags.
+"""
 
 
 def test_later_step_shows_the_last_two():
-    instructions = alfworld.paper(FIRST, 2).partition("'look'].\n")[2]
-    assert alfworld.paper(LATER, 2) == """
+    prompt = alfworld.paper(LATER, 2)
+    assert prompt.startswith("""
 You are an expert agent operating in the ALFRED Embodied Environment. Your task is to: put a mug \
 in desk.
 Prior to this step, you have already taken 3 step(s). Below are the most recent 2 observations and \
@@ -42,7 +48,7 @@ the corresponding actions you took: [Observation 2: 'o two', Action 2: 'go to be
 You are now at step 4 and your current observation is: You see a mug 1.
 Your admissible actions of the current situation are: ['take mug 1 from desk 1'
  'look'].
-""" + instructions
+""")
 
 
 def test_compact():
@@ -72,7 +78,7 @@ ITEM = Context(
 
 
 def test_webshop_first_step():
-    assert webshop.paper(START, 2).startswith("""
+    assert webshop.paper(START, 2) == """
 You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.
 Your task is to: find me socks.
 Your current observation is: 'Search'.
@@ -83,7 +89,12 @@ Your admissible actions for the current situation are:
 ].
 
 Now it's your turn to take one action for the current step.
-""")
+You should first reason step-by-step about the current situation, then think carefully which \
+admissible action best advances the shopping goal. This reasoning process MUST be enclosed within \
+<think> </think> tags.
+Once you've finished your reasoning, you should choose an admissible action for current step and \
+present it within <action> </action> tags.
+"""
 
 
 def test_webshop_later_step_and_its_limit():
@@ -98,7 +109,8 @@ You are now at step 4 and your current observation is: 'Back to Search' [SEP] '<
     room = webshop.MAX_CHARACTERS - len(prompt)
     for more, shown in ((room, True), (room + 1, False)):
         last = Turn("an item" + "x" * more, "click[blue]")
-        prompt = webshop.paper(replace(ITEM, history=[*ITEM.history[:2], last]), 2)
+        longer = replace(ITEM, history=[*ITEM.history[:2], last])
+        prompt = webshop.paper(longer, 2)
         assert ("Prior to this step" in prompt) == shown
         assert prompt.endswith("within <action> </action> tags.\n") and "click[red]" in prompt
 

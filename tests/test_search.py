@@ -88,12 +88,26 @@ def test_parsing(response, command, valid):
 
 
 def test_prompts_of_the_first_and_the_third_step():
-    question = "Your question: who wrote Hamlet?\n"
+    question = """
+You are an expert agent tasked with answering the given question step-by-step.
+Your question: who wrote Hamlet?
+"""
+    instructions = """
+Now it's your turn to respond for the current step.
+You should first conduct reasoning process. This process MUST be enclosed within <think> </think> \
+tags.
+After completing your reasoning, choose only one of the following actions (do not perform both):
+(1) If you find you lack some knowledge, you can call a search engine to get more external \
+information using format: <search> your query </search>.
+(2) If you have enough knowledge to answer the question confidently, provide your final answer \
+within <answer> </answer> tags, without detailed illustrations. For example, \
+<answer>Beijing</answer>.
+"""
     context = Context("who wrote Hamlet?", "who wrote Hamlet?", [])
-    start, instructions = prompts.paper(context, 4).split(question)
+    assert prompts.paper(context, 4) == question + instructions
     history = [Turn("who wrote Hamlet?", SEARCH), Turn("<information>I</information>", "")]
     context = Context("who wrote Hamlet?", "", [], history)
-    assert prompts.paper(context, 4) == start + question + """
+    assert prompts.paper(context, 4) == question + """
 Prior to this step, you have already taken 2 step(s). Below is the interaction history where \
 <search> </search> wrapped your past search queries and <information> </information> wrapped the \
 corresponding search results returned by the external search engine. History:
