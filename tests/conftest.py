@@ -65,19 +65,6 @@ def shop(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory) -> str:
-    """The folder of search with few questions, half of them with one fact and half with two."""
-    stored, folder = Path(default_data("search")), tmp_path_factory.mktemp("world")
-    shutil.copy(stored / "corpus.jsonl", folder)
-    for split, n in (("train", 40), ("test", 20)):
-        lines = (stored / f"{split}.jsonl").read_text().splitlines(keepends=True)
-        middle = len(lines) // 2
-        chosen = lines[: n // 2] + lines[middle : middle + n // 2]
-        (folder / f"{split}.jsonl").write_text("".join(chosen))
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
 def model(tmp_path_factory) -> str:
     """The folder of a tiny random model."""
     folder = tmp_path_factory.mktemp("model")

@@ -13,7 +13,7 @@ from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
-from paw_min.toy import default_model
+from paw_min.toy import default_data, default_model
 from tests.helpers import SMALL, Script, argv
 from tests.retrieval import serving
 
@@ -86,10 +86,10 @@ def published(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_papers_preset_on_published_files(model, tmp_path, world):
+def test_the_papers_preset_on_published_files(model, tmp_path):
     """With a server; the prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
     where = dict(model=model, data=published(tmp_path), out=tmp_path, eval_tasks=0)
-    with serving("--corpus", f"{world}/corpus.jsonl") as url:
+    with serving("--corpus", f"{default_data('search')}/corpus.jsonl") as url:
         train.train(paper_config("search", **where, retriever=url))
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
