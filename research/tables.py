@@ -178,7 +178,7 @@ def front() -> str:
          [*ours, "echo"], "locks-in-the-package"),
         ("locks with serial numbers", exact, large, [*ours, "echo 0.05"],
          "a-world-for-each-choice"),
-        ("the same, smaller model, 64 names, 120 updates", exact, serials,
+        ("the same, smaller model, 64 locks, 120 updates", exact, serials,
          [*ours, "echo 0.05"], "a-world-for-each-choice"),
         ("locks as games of ALFWorld's engine, KL term", trained, in_engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "alfworlds-engine"),
