@@ -4,11 +4,12 @@ It needs Debian's package chromium. The run is a small one on ALFWorld with a ra
 lie on both sides of its rho; the page is compared with its own logits.
 """
 
+import html
 import json
 import os
+import re
 import shutil
 import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
@@ -16,7 +17,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from websockets.sync.client import connect
 
 from paw_min import train
 from paw_min.base.errors import UserError
@@ -28,7 +28,6 @@ from paw_min.toy import standins
 from paw_min.update import prepare
 from tests.helpers import HOSTILE_TEXT, ROOT, SMALL, TEXTS
 from tests.model_kinds import TOKENIZER, write
-from tests.pools import until
 
 RHO = 0.06
 LAST = "checkpoint-000002"
@@ -173,82 +172,33 @@ def test_a_token_that_the_tokenizer_does_not_know(tmp_path, games_root):
 
 # ---- the page in a browser ----
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update --disable-dev-shm-usage "
-    "--remote-debugging-port=0"
-).split()  # no sandbox: tests may run as root, and open only our own file
-PROBLEMS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded",
-            "Network.requestWillBeSent")
+FLAGS = [  # no sandbox: tests may run as root, and open only our own file
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom",
+    "--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run",
+    "--allow-file-access-from-files",
+]
 
 
-class Browser:
-    """One page of a headless Chromium, driven by the DevTools protocol over a WebSocket.
+def in_browser(page: str, expression: str, width: int, folder: Path):
+    """The value of a JavaScript expression in a page of this width, which has no network.
 
-    It opens files, and resolves no host name. problems: what it wrote to its console, its errors,
-    and requests to a network.
+    What the page writes to its console fails the test.
     """
-
-    def __init__(self, profile: Path):
-        program = shutil.which("chromium") or shutil.which("google-chrome")
-        if program is None:
-            pytest.skip("apt-get install chromium")  # in CI, conftest.py makes this a failure
-        command = [program, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND"]
-        command += [f"--user-data-dir={profile}", "about:blank"]
-        env = os.environ | {"HOME": str(profile)}
-        self.process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-        address = profile / "DevToolsActivePort"  # a port, and a path
-        until(lambda: address.exists() and len(address.read_text().splitlines()) == 2)
-        url = "ws://127.0.0.1:{}{}".format(*address.read_text().splitlines())
-        self.connection = ExitStack()
-        self.socket = self.connection.enter_context(connect(url, max_size=None, proxy=None))
-        self.number, self.session, self.problems = 0, None, []
-        (page,) = [t for t in self("Target.getTargets")["targetInfos"] if t["type"] == "page"]
-        attached = self("Target.attachToTarget", targetId=page["targetId"], flatten=True)
-        self.session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self(f"{domain}.enable")
-
-    def __call__(self, method: str, **parameters) -> dict:
-        """Send a command -> its result."""
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters}
-        if self.session:
-            message["sessionId"] = self.session
-        self.socket.send(json.dumps(message))
-        while (answer := json.loads(self.socket.recv(timeout=60))).get("id") != self.number:
-            url = answer["params"].get("request", {}).get("url", "")
-            is_local = answer["method"] == "Network.requestWillBeSent" and url.startswith("file:")
-            if answer["method"] in PROBLEMS and not is_local:
-                self.problems.append(str(answer["params"])[:500])
-        assert "error" not in answer, (method, answer["error"])
-        return answer["result"]
-
-    def open(self, file: Path, width: int = 1280) -> None:
-        """Load a file in a window of this width."""
-        self("Emulation.setDeviceMetricsOverride", width=width, height=900, mobile=False,
-             deviceScaleFactor=1)
-        url = file.as_uri()
-        self("Page.navigate", url="about:blank")
-        self("Page.navigate", url=url)
-        state = "location.href.split('#')[0] + document.readyState"
-        until(lambda: self.run(state) == url + "complete")
-
-    def run(self, expression: str):
-        """The value of a JavaScript expression."""
-        result = self("Runtime.evaluate", expression=expression, returnByValue=True,
-                      awaitPromise=True)
-        assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
-        return result["result"].get("value")
-
-    def press(self, key: str) -> None:
-        for event in ("keyDown", "keyUp"):
-            self("Input.dispatchKeyEvent", type=event, key=key)
-
-    def close(self) -> None:
-        self.connection.close()
-        self.process.terminate()
-        self.process.wait(60)
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("apt-get install chromium")  # in CI, conftest.py makes this a failure
+    (folder / "page.html").write_text(f"{page}<script>parent.found = {expression}</script>")
+    # A window has at least 500 pixels, a frame has any number.
+    (folder / "around.html").write_text(f"""
+        <iframe src="page.html" width={width} height=900></iframe>
+        <script>
+        onload = () => document.documentElement.textContent = JSON.stringify(found);
+        </script>""")
+    command = [program, *FLAGS, f"--user-data-dir={folder / 'profile'}", folder / "around.html"]
+    env = os.environ | {"HOME": str(folder)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return json.loads(html.unescape(re.sub("</?html>", "", done.stdout)))
 
 
 # Of each observation token, by transition and column: struck?, given?, share of the gradient in %.
@@ -261,22 +211,33 @@ TOKENS = """D.steps.map((s, i) => (show(i), D.weights.map((w, k) => [...document
     }))))"""
 
 
+USE = f"""(() => {{
+    const choose = rho => {{ slider.value = rho; slider.oninput(); return {TOKENS}; }};
+    const drawn = [{RHO}, 0.5].map(choose);
+    const taught = cells.map(cell => cell.classList.contains('kept'));
+    cells[0].click();
+    $('trained').click();
+    const text = document.querySelector('#observation [data-i]').textContent;
+    const images = document.querySelectorAll('img').length;
+    document.dispatchEvent(new KeyboardEvent('keydown', {{key: 'ArrowRight', bubbles: true}}));
+    return {{drawn, taught, rho, text, images, place: $('place').textContent}};
+}})()"""
+
+
 @pytest.mark.slow
 def test_the_page_in_a_browser(trained, tmp_path):
-    browser = Browser(tmp_path / "profile")
     data = data_of(trained / "inspect.html")
     first = data["steps"][0]
     first["prompt"] = first["task"] = data["run"] = HOSTILE_TEXT
     first["obs"][0] = HOSTILE_TEXT
     for seen in first["seen"]:
         seen["p"][1:3] = None, RHO  # a given token, as in multi_step.py; the boundary teaches
-    (tmp_path / "page.html").write_text(inspect.render(data))
-    assert "\u2028" not in (tmp_path / "page.html").read_text()
-    browser.open(tmp_path / "page.html")
+    page = inspect.render(data)
+    assert "\u2028" not in page
+    found = in_browser(page, USE, 1280, tmp_path)
     # The mask is Eq. 7's, and the share is that of |gradient| = p (1 - p), Eq. 6.
-    for rho in (RHO, 0.5):
-        browser.run(f"slider.value = {rho}; slider.oninput()")
-        for step, drawn in zip(data["steps"], browser.run(TOKENS), strict=True):
+    for rho, of_steps in zip((RHO, 0.5), found["drawn"], strict=True):
+        for step, drawn in zip(data["steps"], of_steps, strict=True):
             for seen, column in zip(step["seen"], drawn, strict=True):
                 kept = [p is not None and p <= rho for p in seen["p"]]
                 pull = [p * (1 - p) if keep else 0.0 for p, keep in zip(seen["p"], kept)]
@@ -286,19 +247,13 @@ def test_the_page_in_a_browser(trained, tmp_path):
                 expected = [100 * x / (sum(pull) or 1) for x in pull]
                 assert list(shares) == pytest.approx(expected, abs=0.06)
     taught = [step["selected"] and step["lambda_g"] > 0 for step in data["steps"]]
-    assert browser.run("cells.map(x => x.classList.contains('kept'))") == taught
+    assert found["taught"] == taught and found["rho"] == RHO
     # Texts are only texts: markup in them becomes no element, and ends no data.
-    browser.run("cells[0].click(), $('trained').click()")
-    assert browser.run("rho") == RHO
-    text = browser.run("document.querySelector('#observation [data-i]').textContent")
-    assert text == HOSTILE_TEXT.replace("\x1b", "\u241b")
-    assert browser.run("document.querySelectorAll('img').length") == 0
-    browser.press("ArrowRight")
-    assert browser.run("$('place').textContent").endswith("step 2 of 3")
+    assert found["text"] == HOSTILE_TEXT.replace("\x1b", "\u241b")
+    assert found["images"] == 0
+    assert found["place"].endswith("step 2 of 3")
     # The stored page is what the present template makes of its data; no window is too narrow.
     assert inspect.render(data_of(STORED)) == STORED.read_text(), "the template changed"
-    for file in (tmp_path / "page.html", STORED):
-        browser.open(file, width=340)
-        assert browser.run("document.documentElement.scrollWidth") <= 340
-    assert browser.problems == []
-    browser.close()
+    for narrow in (page, STORED.read_text()):
+        width = in_browser(narrow, "document.documentElement.scrollWidth", 340, tmp_path)
+        assert width <= 340
