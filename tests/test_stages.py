@@ -16,17 +16,7 @@ from world_models.rwml import early_experience
 from world_models.rwml import settings as rwml_settings
 from world_models.rwml.stages import main as rwml_main
 from world_models.rwml.triplets import DROPPED
-from world_models.stage import run_stage
 from world_models.word2world import commands
-
-
-def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
-    path = tmp_path / "r.json"
-    line = {"command": "a b"}
-    assert run_stage(path, line, (), lambda: {"x": 1}) == {"command": "a b", "x": 1}
-    assert run_stage(path, line, (), lambda: {"x": 2})["x"] == 1
-    with pytest.raises(UserError, match="r.json was made with command 'a b': repeat that, or cho"):
-        run_stage(path, {"command": "a c"}, (), lambda: {"x": 2})
 
 
 def test_a_folder_in_use(tmp_path):
