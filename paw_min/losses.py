@@ -1,4 +1,4 @@
-"""What is the joint loss made of? Surrogate, KL, and the row weights of Eq. 11.
+"""The parts of the joint loss: surrogate, KL, and the row weights of Eq. 11.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
       + wm_scale * mean over all groups g of

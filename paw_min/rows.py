@@ -20,8 +20,8 @@ formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 
 A column has an entry per row, but for `lambdas`, which is {group: lambda_g}. Columns of a pass that
 was not made are None. Numbers per token are a list per response; batches.py puts them where the
 tokens are in a pass. A row stands in two columns: `transitions` is what was played, with its texts;
-`tokens` is what is trained on, the same list until the placebo or a fork (examples/multi_step.py)
-replaces it.
+`tokens` is what is trained on, the same list until the placebo (in update.prepare) or a fork
+(examples/multi_step.py) replaces it.
 
 Legend: N transitions (rows), T_i tokens of the response of row i.
 """
