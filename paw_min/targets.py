@@ -2,7 +2,7 @@
 
 A second loss changes training whatever it teaches. The placebo trains on the same observations with
 the same loss, but each stands behind another row's action. A gain that survives it does not come
-from learning what actions do. Not in the paper.
+from learning what actions do. Called in update.prepare. Not in the paper.
 """
 
 from dataclasses import replace

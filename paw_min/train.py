@@ -1,6 +1,6 @@
 """What happens in an update, and in which order: the training loop.
 
-    evaluate -> [ collect -> prepare -> optimize -> (evaluate) -> log -> (save) ] * updates
+    evaluate -> [ collect -> check_sync -> prepare -> optimize -> (evaluate) -> log -> (save) ] * n
 
 `train` takes a Config and leaves a run folder (running/runs.py lists its files). The loop is line 1
 of Algorithm 1, `collect` is line 2; update.py lists all eleven. Evaluations and checkpoints come

@@ -27,9 +27,9 @@ BENCHMARKS = _Benchmarks()
 def presets_of(env: str) -> dict[str, dict]:
     """The presets of a benchmark, the default first: {name: {setting: value}}.
 
-    Other settings have the defaults of config.py, such as the learning rate, the groups, alpha, rho
-    and the KL term: those of PaW A.1. What the paper leaves open is taken from verl-agent, which
-    PaW builds on. `--preset NAME --help` prints the values of one preset.
+    Other settings have the defaults of config.py, such as the groups, alpha, rho and the KL term,
+    and with the preset paper the learning rate: those of PaW A.1. What the paper leaves open is
+    taken from verl-agent, which PaW builds on. `--preset NAME --help` prints a preset's values.
 
     env: its name, or a module from outside that adds itself to BENCHMARKS (examples.locks).
     """
