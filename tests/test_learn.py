@@ -149,6 +149,12 @@ ARM = "from examples.one_file import Arm\nARM = Arm({})\n"
     ("def clipped_mae(logp, rho):\n    return logp\n", r"clipped_mae returns the shape \(8, 3\)"),
     ("def lambda_g(returns):\n    return 1 / 0\n", "lambda_g raises ZeroDivisionError"),
     ("import no_such_package\n", "mine.py cannot be run: ModuleNotFoundError"),
+    (ARM.format("alpha=2.0"), "alpha and rho must be above 0 and at most 1"),
+    (ARM.format("scale=float('nan')"), "scale a finite number"),
+    (ARM.format("lambda_g='Constant'"), "lambda_g is 'Constant'; it must be adaptive or constant"),
+    (ARM.format("rho=0.5") + "ALPHA = 1.0\n", "nothing reads ALPHA;"),
+    (ARM.format("rho=0.5") + "def cliped_mae(logp, rho):\n    return logp\n",
+     "nothing reads cliped_mae;"),
 ])
 def test_an_entry_that_cannot_work_or_would_be_ignored(tiny_board, monkeypatch, text, part):
     monkeypatch.setattr(board, "play", Mock(side_effect=AssertionError("a world was played")))

@@ -19,7 +19,9 @@ four worlds. A loss that has to see the tokens replaces `learn`; it should leave
 the optimizer as they are. This folder has the known entries; README.md says how to add one.
 """
 
+import ast
 import json
+import math
 import runpy
 import sys
 from collections.abc import Callable
@@ -76,12 +78,35 @@ def load(path: Path) -> tuple[Arm, dict[str, Callable]]:
     return found.get("ARM", Arm()), {name: found[name] for name in REPLACEABLE if name in found}
 
 
+def unread(path: Path) -> list[str]:
+    """What an entry names at its top level and nothing reads: a typing error, a lost setting."""
+    tree = ast.parse(path.read_bytes())
+    named = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            named.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            found = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+            named += [one.id for one in found if isinstance(one.ctx, ast.Store)]
+    names = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
+    read = {one.id for one in names if isinstance(one.ctx, ast.Load)}
+    return [name for name in named if name not in {"ARM", *REPLACEABLE, *read}]
+
+
 def check(path: Path) -> None:
-    """UserError for an entry that would fail, or be ignored."""
+    """UserError for an entry that would fail, be ignored, or be read as another."""
     arm, functions = load(path)
     if not isinstance(arm, Arm) or arm.loss not in ("cmae", "ce"):
         raise UserError(f"{path}: ARM is {arm!r:.60}; it must be an Arm of examples.one_file, with "
                         "the loss cmae or ce")
+    if arm.lambda_g not in ("adaptive", "constant"):
+        raise UserError(f"{path}: lambda_g is {arm.lambda_g!r}; it must be adaptive or constant")
+    if not (0 < arm.alpha <= 1 and 0 < arm.rho <= 1 and 0 <= arm.scale < math.inf):
+        raise UserError(f"{path}: {arm}; alpha and rho must be above 0 and at most 1, and scale a "
+                        "finite number of at least 0")
+    if names := unread(path):
+        raise UserError(f"{path}: nothing reads {', '.join(names)}; the board takes ARM and the "
+                        f"functions {', '.join(REPLACEABLE)}")
     if arm == Arm() and not functions and path.stem != "paw":
         raise UserError(f"{path} has no ARM and none of these functions: {', '.join(REPLACEABLE)}")
     if arm.loss == "ce" and functions.keys() & {"mae", "hard_tokens", "clipped_mae"}:
