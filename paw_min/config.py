@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paw_min.base.errors import Parser, UserError, masked
+from paw_min.base.errors import UserError, masked
 from paw_min.base.files import expanded, is_url
-from paw_min.base.flags import add_flags, check_bounds, sections
+from paw_min.base.flags import Parser, add_flags, check_bounds, sections
 
 
 @dataclass

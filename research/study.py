@@ -16,8 +16,9 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import reading
+from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
 from research.stats import signed, t_interval
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import replace_text
+from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
 from research.bench import step as bench_of_a_step
 from research.board import __main__ as the_board

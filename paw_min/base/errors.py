@@ -3,7 +3,6 @@
 Imports no torch, so that workers start fast.
 """
 
-import argparse
 import errno
 import os
 import re
@@ -58,34 +57,6 @@ def user_errors(named: Callable[[str], str] = str):
         reason = " ".join(str(error).split())[:200]
         sys.exit(named(f"error: the GPU's memory is full ({reason}): rerun with a lower "
                        "--micro-tokens or --vllm-memory; the run then resumes."))
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage, which would fill the screen."""
-
-    def __init__(self, **options):
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        if spec:  # python -m sets it; without it, the name of a package is __main__.py
-            options["prog"] = f"python -m {spec.name.removesuffix('.__main__')}"
-        # A misspelled flag is refused, and is not taken for the beginning of another one.
-        options |= dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-        super().__init__(**options)
-
-    def parse_known_args(self, args=None, namespace=None):
-        """Parse, unless a value is empty, as that of a shell variable that is not set.
-
-        As a path, it would be the current folder, and be written to.
-        """
-        name = "a value"
-        for word in sys.argv[1:] if args is None else args:
-            if word.startswith("--"):
-                name = word.partition("=")[0]
-            if re.fullmatch("(--[^=]+=)?", word):
-                self.exit(1, f'error: {name} "" is empty: give a value, or omit it.\n')
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str):
-        self.exit(1, f"error: {masked(message)}; see --help\n")
 
 
 def masked(text: str) -> str:

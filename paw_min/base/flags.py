@@ -10,9 +10,38 @@ Fields above the first title, or below `# ---- without a flag ----`, have no fla
 import argparse
 import inspect
 import re
+import sys
 from typing import Literal, get_args, get_origin
 
-from paw_min.base.errors import Parser, UserError
+from paw_min.base.errors import UserError, masked
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage, which would fill the screen."""
+
+    def __init__(self, **options):
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec:  # python -m sets it; without it, the name of a package is __main__.py
+            options["prog"] = f"python -m {spec.name.removesuffix('.__main__')}"
+        # A misspelled flag is refused, and is not taken for the beginning of another one.
+        options |= dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        super().__init__(**options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse, unless a value is empty, as that of a shell variable that is not set.
+
+        As a path, it would be the current folder, and be written to.
+        """
+        name = "a value"
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--"):
+                name = word.partition("=")[0]
+            if re.fullmatch("(--[^=]+=)?", word):
+                self.exit(1, f'error: {name} "" is empty: give a value, or omit it.\n')
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str):
+        self.exit(1, f"error: {masked(message)}; see --help\n")
 
 
 def flag(name: str) -> str:

@@ -20,8 +20,9 @@ import torch
 
 from paw_min.base.console import progress_bar
 from paw_min.base.distributed import join
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import check_writable, replace_text
+from paw_min.base.flags import Parser
 from paw_min.config import Config
 from paw_min.inspect.tokens import pieces
 from paw_min.model.batches import micro_batches

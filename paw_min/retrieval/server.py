@@ -21,8 +21,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from paw_min.base.errors import Parser, UserError, masked, user_errors
+from paw_min.base.errors import UserError, masked, user_errors
 from paw_min.base.files import is_url
+from paw_min.base.flags import Parser
 from paw_min.retrieval import Retriever
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus

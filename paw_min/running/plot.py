@@ -17,8 +17,9 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import replacing, writing
+from paw_min.base.flags import Parser
 from paw_min.config import Config
 from paw_min.running.runs import read_metrics
 

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once, usual_modes, writing
+from paw_min.base.flags import Parser
 from paw_min.toy import DATA
 
 NAME = "SmolLM2-135M-Instruct"

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paw_min.base.errors import Parser, user_errors
+from paw_min.base.errors import user_errors
+from paw_min.base.flags import Parser
 from paw_min.model.scoring import MAX_GAP
 from paw_min.model.vllm_sampler import KEPT
 from paw_min.running.runs import read_metrics

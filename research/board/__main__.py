@@ -36,8 +36,9 @@ import torch
 from examples import one_file
 from examples.one_file import Arm, World, run
 from examples.three_worlds import LESSONS, Lesson
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import check_writable, replace_text
+from paw_min.base.flags import Parser
 from research import study
 
 FOLDER = Path(__file__).parent

@@ -33,8 +33,9 @@ import torch
 from torch import Tensor
 
 from paw_min import cmae
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
+from paw_min.base.flags import Parser
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import BENCHMARKS, presets_of
 from paw_min.inspect.__main__ import score

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
+from paw_min.base.flags import Parser
 from paw_min.running.plot import FIGURES, FRACTIONS, plt, set_limits
 from paw_min.running.runs import read_metrics
 from research.panels import Curves, deviation, panel_curves, styles_of

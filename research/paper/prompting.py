@@ -41,8 +41,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from paw_min.base.console import say
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
+from paw_min.base.flags import Parser
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of

@@ -22,8 +22,9 @@ from pathlib import Path
 import torch
 
 from paw_min.base.console import say
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
+from paw_min.base.flags import Parser
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.running import memory

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from paw_min.base.distributed import refuse_ranks, usual_device
-from paw_min.base.errors import Parser, UserError
+from paw_min.base.errors import UserError
 from paw_min.base.files import expanded, writing
-from paw_min.base.flags import add_flags, check_bounds, sections
+from paw_min.base.flags import Parser, add_flags, check_bounds, sections
 from paw_min.config import FREE_TO_CHANGE, OF_PAW, Config, check, parse_config
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.retrieval.dense import Encoder

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from paw_min.base.errors import Parser, user_errors
+from paw_min.base.errors import user_errors
+from paw_min.base.flags import Parser
 from world_models.teachers import LESSONS, warm_start
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from paw_min.base.distributed import refuse_ranks
-from paw_min.base.errors import Parser, UserError, command_line
+from paw_min.base.errors import UserError, command_line
 from paw_min.base.files import expanded
-from paw_min.base.flags import add_flags, check_bounds, flag, sections
+from paw_min.base.flags import Parser, add_flags, check_bounds, flag, sections
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import presets_of
 
