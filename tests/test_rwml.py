@@ -25,6 +25,7 @@ from paw_min.update import prepare
 from tests.helpers import BASE, make_policy
 from world_models import rwml
 from world_models.rwml import early_experience, settings, stages, triplets
+from world_models.teachers import TEACHERS
 from world_models.teachers.demonstrate import PlayedStep
 
 # ---- formulas ----
@@ -47,20 +48,15 @@ def test_reward_is_strict_and_malformed_answers_get_none():
     assert rwml.reward(math.inf, 1e9) == 0.0
 
 
-def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest():
-    hits = [0, 10, 0, 1, 3]
-    never = SimpleNamespace(random=lambda: 0.1)  # not below KEEP
-    always = SimpleNamespace(random=lambda: 0.0999)
-    assert rwml.too_easy(hits, never) == [0, 2]
-    assert rwml.too_easy(hits, always) == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize("drawn, kept", [(0.1, [0, 2]), (0.0999, [0, 1, 2, 3, 4])])
+def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest(drawn, kept):
+    assert rwml.too_easy([0, 10, 0, 1, 3], SimpleNamespace(random=lambda: drawn)) == kept
 
 
 @pytest.mark.parametrize("nearest, threshold, easy", [
     ([d / 1000 for d in range(20, 520, 5)], 0.17, 30),
-    # Exact predictions are easy at any threshold: it stays positive, and more are easy.
-    ([0.0] * 60 + [0.3] * 40, 0.01, 60),
-    # Above 0.5, generic answers would pass.
-    ([0.9] * 10, 0.5, 0),
+    ([0.0] * 60 + [0.3] * 40, 0.01, 60),  # exact predictions are easy at any threshold
+    ([0.9] * 10, 0.5, 0),  # above 0.5, generic answers would pass
 ])
 def test_the_filters_threshold_makes_30_percent_easy(nearest, threshold, easy):
     random.Random(0).shuffle(nearest)
@@ -101,10 +97,6 @@ def test_an_end_that_the_encoder_does_not_read_has_no_reward(minilm):
     assert rwml.distances(minilm, [truth, wrong], [truth, longer]) == [
         pytest.approx(0, abs=1e-6), math.inf
     ]
-    triplet = replace(TRIPLET, next_observation=wrong)
-    cfg = Config(prompt="compact", max_prompt_tokens=60)
-    found = triplets.fitting(cfg, make_policy(), [TRIPLET, triplet], 9999, minilm)
-    assert found == [TRIPLET]
 
 
 def test_quality_by_hand():
@@ -150,12 +142,10 @@ def test_triplets_of_an_episode():
     }
     first = triplets.Triplet("put a mug", [], "room", "go to desk 1", "desk")
     assert found.triplets == [first, replace(first, instruction="put a cup")]
-    assert triplets.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
-
-
-def test_a_triplet_has_the_last_turns():
-    episode = episode_of(*((f"o{t}", f"a{t}", f"o{t + 1}", True) for t in range(4)))
-    last = triplets.triplets_of(Config(history_length=2), [episode]).triplets[-1]
+    assert stages.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
+    # A triplet has the last turns.
+    longer = episode_of(*((f"o{t}", f"a{t}", f"o{t + 1}", True) for t in range(4)))
+    last = triplets.triplets_of(cfg, [longer]).triplets[-1]
     assert last.history == [Turn("o1", "a1"), Turn("o2", "a2")]
     assert (last.observation, last.steps) == ("o3", 3)
 
@@ -197,7 +187,7 @@ def test_labels_are_answers_and_the_tags_are_added_once():
     asked = triplets.prompt_text(Config(prompt="compact"), TRIPLET, reason=False)
     assert row.prompt_ids == policy.encode_chat(asked)
     text = policy.decode(row.response_ids)
-    assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
+    assert [rwml.predicted_state(text)] == rwml.truths_of(policy, [TRIPLET]) == ["a shelf 1"]
     assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
     stages.add_tags(policy, seed=0)
     assert len(policy.tokenizer) == size
@@ -207,13 +197,14 @@ def test_what_cannot_be_answered_does_not_fit(minilm):
     policy = make_policy()
     limit = triplets.TAG_TOKENS + len(policy.encode("a shelf 1"))
 
-    def fits(prompt_tokens: int, limit: int) -> bool:
+    def fits(prompt_tokens: int, limit: int, triplet=TRIPLET) -> bool:
         cfg = Config(prompt="compact", max_prompt_tokens=prompt_tokens)
-        return bool(triplets.fitting(cfg, policy, [TRIPLET], limit, minilm))
+        return bool(triplets.fitting(cfg, policy, [triplet], limit, minilm))
 
     assert fits(60, limit)
     assert not fits(60, limit - 1)
     assert not fits(3, limit)
+    assert not fits(60, 9999, replace(TRIPLET, next_observation=300 * "a mug "))  # not into E
 
 
 # ---- GRPO on answers ----
@@ -289,7 +280,7 @@ def test_a_search_of_nothing_is_no_branch(monkeypatch):
 def test_branches_are_what_the_environment_answers(games_root):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]
-    steps = early_experience.demonstrated(cfg, games)[:3]
+    steps = TEACHERS["alfworld"].demonstrations(games, cfg.seed, haste=0.0, episodes=1)[:3]
     env = AlfworldEnv()
     with closing(EnvPool(AlfworldEnv, 1, 0)) as pool:
         found = early_experience.branches(cfg, pool, steps)

@@ -1,7 +1,7 @@
 """Reinforcement World Model Learning (RWML, arXiv 2602.05842): before RL, predict what actions do.
 
     section                                                      function
-    3.1, B.1  triplets of own rollouts, N = 3 per task           triplets.collect
+    3.1, B.1  triplets of own rollouts, N = 3 per task           stages.make_triplets
     A4, A5    prompts of RWML and of WM-SFT, labels of WM-SFT     triplets.prompt_text, sft_row
     2.2       the prediction in an answer                        predicted_state
     2.2       d = 1 - cos(E(prediction), E(truth))               distances
@@ -26,7 +26,6 @@ Legend: B triplets of an update, G answers per triplet, K tries of the filter.
 import math
 import random
 from collections import deque
-from dataclasses import dataclass
 
 from paw_min.base.console import progress_bar
 from paw_min.base.seeds import generator, request_seed
@@ -119,37 +118,12 @@ def predictions_of(policy: Policy, answers: list[list[Response]]) -> list[str | 
     return [predicted_state(policy.decode(one.ids)) for of_one in answers for one in of_one]
 
 
-def as_written(policy: Policy, text: str) -> str:
-    """A text as this model would write it: a word-level tokenizer loses case and spaces."""
-    return policy.decode(policy.encode(text)).strip()
-
-
-def truths_of(policy: Policy, triplets: list[Triplet], times: int = 1) -> list[str]:
-    """What an answer to each triplet should predict, `times` times in a row."""
-    return [as_written(policy, t.next_observation) for t in triplets for _ in range(times)]
+def truths_of(policy: Policy, triplets: list[Triplet]) -> list[str]:
+    """The next observations as this model would write them: some tokenizers lose case or spaces."""
+    return [policy.decode(policy.encode(t.next_observation)).strip() for t in triplets]
 
 
 # ---- the filter (E1, B.1, Table A2) ----
-
-
-@dataclass
-class Filtered:
-    """Which triplets are worth training on."""
-
-    threshold: float  # the filter's tau_d
-    easy: float  # share of the triplets that the filter predicts at least once
-    kept: list[int]  # positions among the training triplets
-
-
-def filtered(nearest: list[float], easy_share: float, rng: random.Random) -> Filtered:
-    """E1, from the smallest distance among the K tries of each triplet.
-
-    A triplet is easy if one try is a hit at the filter's tau_d, which is stricter than that of
-    training.
-    """
-    threshold = calibrated_threshold(nearest, easy_share)
-    hits = [int(reward(d, threshold)) for d in nearest]
-    return Filtered(threshold, mean(hits), too_easy(hits, rng))
 
 
 def tries(
@@ -166,13 +140,14 @@ def tries(
         answers = predict(
             sampler, prompts, k, temperature=1.0, max_tokens=max_tokens, seed_key=(cfg.seed, 0)
         )
-    d = distances(encoder, predictions_of(policy, answers), truths_of(policy, triplets, k))
+    truths = [truth for truth in truths_of(policy, triplets) for _ in range(k)]
+    d = distances(encoder, predictions_of(policy, answers), truths)
     return [min(d[i : i + k]) for i in range(0, len(d), k)]
 
 
 def too_easy(hits: list[int], rng: random.Random) -> list[int]:
     """E1: positions of the kept triplets. One hit in K tries is easy; those stay with p = 0.1."""
-    # As printed, E1 compares the mean with tau_easy = 0 by ">=", and all would be easy.
+    # E1 as printed compares the mean with tau_easy = 0 by ">=", and all would be easy.
     return [i for i, n_hits in enumerate(hits) if not n_hits or rng.random() < KEEP]
 
 

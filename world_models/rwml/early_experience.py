@@ -23,15 +23,9 @@ from paw_min.envs.interface import Pool, Step, recent
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from world_models.rwml.triplets import Triplet
-from world_models.teachers import TEACHERS
 from world_models.teachers.demonstrate import PlayedStep
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
-
-
-def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
-    """One episode of the expert per task."""
-    return TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, haste=0.0, episodes=1)
 
 
 def branches(cfg: Config, pool: Pool, steps: list[PlayedStep]) -> list[Triplet]:

@@ -20,7 +20,9 @@ has the tags and a format warm start, cross entropy on the 10 % of triplets. Not
 models answer zero-shot.
 """
 
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,14 +34,18 @@ from paw_min.base.files import replacing
 from paw_min.base.seeds import generator
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import presets_of
+from paw_min.metrics import mean
 from paw_min.model import lora
-from paw_min.model.policy import Policy
-from paw_min.rows import TokenRow
+from paw_min.model.policy import Policy, load_tokenizer
+from paw_min.rollout import rollout
+from paw_min.rows import Episode, TokenRow
 from paw_min.running.evaluate import evaluate
 from paw_min.running.runs import lock_folder
 from paw_min.running.session import (
+    PANEL_SLOTS,
     Session,
     find_tasks,
+    loaded,
     make_optimizer,
     open_session,
     start_model,
@@ -51,17 +57,16 @@ from world_models.rwml import early_experience
 from world_models.rwml.settings import RwmlJob, parse
 from world_models.rwml.triplets import (
     Triplet,
-    collect,
     fitting,
-    loaded_for_answers,
-    play,
     prompt_text,
     read_triplets,
     sft_row,
+    triplets_of,
     write_triplets,
 )
 from world_models.stage import run_stage
 from world_models.supervised import fit, load
+from world_models.teachers import TEACHERS
 
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
@@ -83,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     validation, others = split(job, read_triplets(job.folder / "triplets.jsonl"))
     held_out = read_triplets(job.folder / "held_out.jsonl")
     path = job.folder / "filter.json"
-    found = run_stage(path, job.shared(), (), lambda: asdict(make_filter(job, validation, others)))
+    found = run_stage(path, job.shared(), (), lambda: make_filter(job, validation, others))
     lock.release()
     tau = rwml.training_threshold(found["threshold"])
     kept = [others[i] for i in found["kept"]]
@@ -96,24 +101,51 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def make_triplets(job: RwmlJob) -> dict:
-    """Collect -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json."""
+    """Play -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json.
+
+    The triplets are those of the model's own rollouts at temperature 1 (3.1, B.1), those that are
+    held out of its play on the evaluation panel.
+    """
+    cfg = job.cfg
     settings = job.settings
-    tasks = find_tasks(replace(job.cfg, groups=settings.tasks))
-    found = collect(
-        job.cfg, tasks, job.encoder, n_tasks=settings.tasks, episodes=settings.episodes,
-        max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
-    )
-    if len(found.triplets) * settings.validation < 1 or not found.held_out:
-        raise UserError(f"{found_in(found.counts, len(found.triplets))}. These are too few: use "
-                        "more --tasks; if most are too_long, raise --answer-tokens and "
-                        "--max-prompt-tokens.")
-    make_start(job, split(job, found.triplets)[0], found.acts)
+    tasks = find_tasks(replace(cfg, groups=settings.tasks))
+    drawn = draw_groups(tasks.train, settings.tasks, cfg.seed, 0)
+    games = [task for task in drawn for _ in range(settings.episodes)]
+    slots = min(max(len(games), len(tasks.held_out)), PANEL_SLOTS)
+    with (
+        loaded_for_answers(cfg, start_model(cfg), settings.answer_tokens) as (policy, sampler),
+        closing(tasks.make_pool(slots)) as pool,
+    ):
+        with sampler.sync(policy):
+            sampled = replace(cfg, max_turns=settings.max_turns, temperature=1.0)
+            rolled = rollout(sampled, policy, sampler, pool, games, (cfg.seed, 0)).episodes
+        panel = evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
+        found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
+        triplets = fitting(cfg, policy, found.triplets, settings.answer_tokens, job.encoder)
+        held_out = triplets_of(cfg, panel).triplets
+        held_out = fitting(cfg, policy, held_out, settings.answer_tokens, job.encoder)
+    counts = found.counts | {"too_long": len(found.triplets) - len(triplets)}
+    if len(triplets) * settings.validation < 1 or not held_out:
+        raise UserError(f"{found_in(counts, len(triplets))}. These are too few: use more --tasks; "
+                        "if most are too_long, raise --answer-tokens and --max-prompt-tokens.")
+    steps = [step for episode in rolled for step in episode.transitions]
+    acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
+    make_start(job, split(job, triplets)[0], acts)
     # The panel is in the order of the task types.
-    n_held_out = min(HELD_OUT, len(found.held_out))
-    drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
+    n_held_out = min(HELD_OUT, len(held_out))
+    drawn = generator("held out", cfg.seed).sample(held_out, n_held_out)
     write_triplets(job.folder / "held_out.jsonl", drawn)
-    write_triplets(job.folder / "triplets.jsonl", found.triplets)
-    return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
+    write_triplets(job.folder / "triplets.jsonl", triplets)
+    return {"triplets": len(triplets), "counts": counts, "panel": play(cfg, panel)}
+
+
+@contextmanager
+def loaded_for_answers(cfg: Config, model: str, answer_tokens: int) -> Iterator[tuple]:
+    """A policy and a sampler for one stage, which can write answers as well as actions."""
+    longest = max(answer_tokens, cfg.max_response_tokens)
+    load_tokenizer(model, cfg.max_prompt_tokens + longest)
+    with loaded(replace(cfg, max_response_tokens=longest), model) as found:
+        yield found
 
 
 def found_in(counts: dict[str, int], n_triplets: int) -> str:
@@ -159,8 +191,13 @@ def add_tags(policy: Policy, seed: int) -> None:
         policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
 
 
-def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) -> rwml.Filtered:
-    """E1: a copy of the start model learns the task from the 10 %, and tries the others."""
+def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) -> dict:
+    """E1: a copy of the start model learns the task from the 10 %, and tries the others.
+
+    A triplet is easy if one try is a hit at the filter's tau_d, which is stricter than that of
+    training. The result is filter.json: this threshold, the share of easy triplets, and which of
+    the others are kept.
+    """
     cfg = job.cfg
     settings = job.settings
     start = str(job.folder / "start")
@@ -175,11 +212,13 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
         nearest = rwml.tries(
             cfg, policy, sampler, job.encoder, others, settings.tries, settings.answer_tokens
         )
-    result = rwml.filtered(nearest, settings.easy_share, generator("too easy", cfg.seed))
-    if not result.kept:
+    threshold = rwml.calibrated_threshold(nearest, settings.easy_share)
+    hits = [int(rwml.reward(d, threshold)) for d in nearest]
+    kept = rwml.too_easy(hits, generator("too easy", cfg.seed))
+    if not kept:
         raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
                         "--tasks, and another --out.")
-    return result
+    return {"threshold": threshold, "easy": mean(hits), "kept": kept}
 
 
 # ---- the methods ----
@@ -244,7 +283,7 @@ def train_on_expert(job: RwmlJob, s: Session) -> dict[str, float]:
     """early_experience.py: prediction for one epoch, then imitation -> metrics."""
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
-    demonstrations = early_experience.demonstrated(cfg, games)
+    demonstrations = TEACHERS[cfg.env].demonstrations(games, cfg.seed, haste=0.0, episodes=1)
     branches = early_experience.branches(cfg, s.pool, demonstrations)
     branches = fitting(cfg, s.policy, branches, job.settings.answer_tokens, job.encoder)
     labels = [sft_row(cfg, s.policy, t) for t in branches]
@@ -296,6 +335,16 @@ def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> di
     measured = rwml.quality(predictions, truths, d, tau)
     panel = evaluate(job.cfg, s.policy, s.sampler, s.pool, s.tasks.held_out).episodes
     return play(job.cfg, panel) | {f"held_out_{key}": x for key, x in measured.items()}
+
+
+def play(cfg: Config, episodes: list[Episode]) -> dict[str, float]:
+    """Success on the panel, and the share of invalid actions: malformed, or without effect."""
+    counts = triplets_of(cfg, episodes).counts
+    invalid = counts["malformed"] + counts["no_effect"]
+    return {
+        "eval_success": mean([episode.won for episode in episodes if not episode.failed]),
+        "eval_invalid": invalid / max(1, counts["steps"]),
+    }
 
 
 def show_change(s: Session) -> None:

@@ -7,25 +7,17 @@ RWML trains on is decided by rwml.too_easy.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from paw_min.base.files import reading, replace_text
+from paw_min.base.files import replace_text
 from paw_min.config import Config
-from paw_min.envs.interface import Context, Tasks, Turn, recent
-from paw_min.metrics import mean
-from paw_min.model.policy import Policy, load_tokenizer
+from paw_min.envs.interface import Context, Turn, recent
+from paw_min.model.policy import Policy
 from paw_min.retrieval.dense import Encoder
-from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
-from paw_min.running import session
-from paw_min.running.evaluate import evaluate
-from paw_min.running.session import PANEL_SLOTS, start_model
-from paw_min.running.tasks import draw_groups
 
 TAG_TOKENS = 16  # tokens that an answer needs for its tags and end token
 # Why a step is not a triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say
@@ -132,63 +124,6 @@ def fitting(
     return found
 
 
-def play(cfg: Config, episodes: list[Episode]) -> dict[str, float]:
-    """Success on the panel, and the share of invalid actions: malformed, or without effect."""
-    counts = triplets_of(cfg, episodes).counts
-    invalid = counts["malformed"] + counts["no_effect"]
-    return {
-        "eval_success": mean([episode.won for episode in episodes if not episode.failed]),
-        "eval_invalid": invalid / max(1, counts["steps"]),
-    }
-
-
-@dataclass
-class Collected:
-    """The rollouts of one model as triplets."""
-
-    triplets: list[Triplet]  # those of training tasks
-    held_out: list[Triplet]  # those of the evaluation panel
-    counts: dict[str, int]  # steps of the training tasks, and those dropped, by reason
-    panel: dict[str, float]  # the model's play
-    acts: list[TokenRow]  # its own well-formed responses, for rehearsal
-
-
-def collect(
-    cfg: Config, tasks: Tasks, encoder: Encoder, *,
-    n_tasks: int, episodes: int, max_turns: int, answer_tokens: int,
-) -> Collected:
-    """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
-    drawn = draw_groups(tasks.train, n_tasks, cfg.seed, 0)
-    played = [task for task in drawn for _ in range(episodes)]
-    slots = min(max(len(played), len(tasks.held_out)), PANEL_SLOTS)
-    with (
-        loaded_for_answers(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
-        closing(tasks.make_pool(slots)) as pool,
-    ):
-        with sampler.sync(policy):
-            settings = replace(cfg, max_turns=max_turns, temperature=1.0)
-            rolled = rollout(settings, policy, sampler, pool, played, (cfg.seed, 0)).episodes
-        panel = evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
-        found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
-        triplets = fitting(cfg, policy, found.triplets, answer_tokens, encoder)
-        on_panel = triplets_of(cfg, panel).triplets
-        held_out = fitting(cfg, policy, on_panel, answer_tokens, encoder)
-    counts = found.counts | {"too_long": len(found.triplets) - len(triplets)}
-    steps = [step for episode in rolled for step in episode.transitions]
-    acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
-    return Collected(triplets, held_out, counts, play(cfg, panel), acts)
-
-
-@contextmanager
-def loaded_for_answers(cfg: Config, model: str, answer_tokens: int) -> Iterator[tuple]:
-    """A policy and a sampler for one stage."""
-    # The sampler has to be able to write answers as well as actions.
-    longest = max(answer_tokens, cfg.max_response_tokens)
-    load_tokenizer(model, cfg.max_prompt_tokens + longest)
-    with session.loaded(replace(cfg, max_response_tokens=longest), model) as found:
-        yield found
-
-
 # ---- files ----
 
 
@@ -197,11 +132,8 @@ def write_triplets(path: Path, triplets: list[Triplet]) -> None:
 
 
 def read_triplets(path: Path) -> list[Triplet]:
-    """One JSON object per line; UserError for a file that is missing or damaged."""
-    found = []
-    with reading(path):
-        for line in path.read_bytes().splitlines():
-            stored = json.loads(line)
-            history = [Turn(*turn) for turn in stored["history"]]
-            found.append(Triplet(**stored | {"history": history}))
+    """One JSON object per line."""
+    found = [Triplet(**json.loads(line)) for line in path.read_bytes().splitlines()]
+    for triplet in found:
+        triplet.history = [Turn(*turn) for turn in triplet.history]
     return found
