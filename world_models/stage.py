@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import parse_json, reading, replace_text
+from paw_min.base.files import replace_text
 
 
 def run_stage(
@@ -27,9 +27,8 @@ def run_stage(
                 raise UserError(f"{path.parent} has a {name} already, and no {path.name}: choose "
                                 f"another --out, or delete {name}.")
         replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
-    with reading(path):
-        found = parse_json(path.read_bytes())
-        others = [f"{key} {found[key]!r}" for key in settings if found[key] != settings[key]]
+    found = json.loads(path.read_text())
+    others = [f"{key} {found[key]!r}" for key in settings if found[key] != settings[key]]
     if others:
         raise UserError(f"{path} was made with {', '.join(others)}: repeat that, or choose "
                         "another --out.")

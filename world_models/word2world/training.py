@@ -12,7 +12,7 @@ import torch
 
 from paw_min.base.distributed import join
 from paw_min.base.errors import UserError
-from paw_min.base.files import reading, writing
+from paw_min.base.files import writing
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -134,10 +134,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int) -> WorldMode
     if not path.is_file():
         raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
-    with reading(path):
-        record = json.loads(path.read_text())
-        env = record["env"]
-        context = int(record["context"])
-    if env != cfg.env:
-        raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")
-    return WorldModel(load(cfg, str(folder)), context, answer_tokens)
+    record = json.loads(path.read_text())
+    if record["env"] != cfg.env:
+        raise UserError(f"{path} is of {record['env']!r}: give a world model of {cfg.env}.")
+    return WorldModel(load(cfg, str(folder)), record["context"], answer_tokens)
