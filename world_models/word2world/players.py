@@ -62,7 +62,16 @@ def play_rules(
 
     def start(number: int, task: str, context: Context) -> RulePlayer:
         rng = generator(name, cfg.seed, number)
-        return RulePlayer(cfg.env, name, slips, rng)
+        teacher = None
+        try:
+            if name == "teacher" and cfg.env == "webshop":
+                teacher = Shopper(context.task)
+            elif name == "teacher":
+                teacher = Expert(context.observation, rng)
+        except ValueError as error:
+            raise UserError(f"the teacher reads generated tasks only, not {context.task[:80]!r}: "
+                            "use --agents model.") from error
+        return RulePlayer(teacher, slips, rng)
 
     recorder = Recorder(cfg.env, pool)
     episodes = play(cfg.env, recorder, tasks, start, cfg.max_turns, label)
@@ -72,31 +81,20 @@ def play_rules(
 
 
 class RulePlayer:
-    """`teacher` or `random`, for one episode. slips: share of random commands of the teacher."""
+    """One episode of a teacher; None: all commands are random. slips: share of its random ones."""
 
-    def __init__(self, env: str, name: str, slips: float, rng: random.Random):
-        self.env = env
-        self.name = name
+    def __init__(self, teacher: Player | None, slips: float, rng: random.Random):
+        self.teacher = teacher
         self.slips = slips
         self.rng = rng
-        self.teacher: Player | None = None
 
     def act(self, context: Context) -> Action:
         command = self._random(context)
-        if self.name == "random":
+        if not self.teacher:
             return Action(command, "try")
         try:
-            if not self.teacher:
-                if self.env == "webshop":
-                    self.teacher = Shopper(context.task)
-                else:
-                    self.teacher = Expert(context.observation, self.rng)
             chosen = self.teacher.act(context)
-        except Exception as error:  # noqa: BLE001 - whatever the rules raise on a page
-            if not context.history:  # the first page is real
-                raise UserError(f"the teacher reads generated tasks only, not "
-                                f"{context.task[:80]!r}: use --agents model.") from error
-            # A later one may be a dream that no rule expects: the command stays random.
+        except Exception:  # noqa: BLE001 - whatever the rules raise on a page of a dream
             chosen = Action(command, "try")
         if self.rng.random() >= self.slips:
             return chosen
