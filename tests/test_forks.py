@@ -20,25 +20,16 @@ from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, Scores
 from paw_min.rows import TokenRow, Transition, flatten
-from paw_min.running.config_json import differences
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
 from paw_min.update import ObservationLoss, mini_batches, optimize, prepare
-from tests.helpers import (
-    BASE,
-    EPISODES,
-    ROWS,
-    SMOLLM2,
-    make_policy,
-    plain_logp,
-    weights_of,
-)
+from tests.helpers import BASE, EPISODES, ROWS, SMOLLM2, make_policy, plain_logp, weights_of
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 PAGE = Path(__file__).parent.parent / "paw_min" / "envs" / "README.md"
 
 
-def session(lr: float) -> SimpleNamespace:
+def session(lr=0.0) -> SimpleNamespace:
     """What of a Session these methods use. With lr 0, the weights stay as they are."""
     policy = make_policy()
     return SimpleNamespace(policy=policy, optimizer=torch.optim.SGD(policy.parameters(), lr=lr))
@@ -97,7 +88,6 @@ def test_a_fork_is_the_run_script_with_another_method(env, file, monkeypatch):
     assert cfg.name == plain.name.replace("-grpo-paw-", f"-grpo-{dashed}-") != plain.name
     own = file.SETTINGS | {"method": method.__name__, "name": cfg.name}
     assert asdict(cfg) == asdict(plain) | own
-    assert differences(plain, cfg)[0] == "method 'paw'"
 
 
 @pytest.mark.parametrize("argv, part", [
@@ -161,10 +151,10 @@ def test_the_environment_on_the_page_trains_as_printed(monkeypatch, tmp_path):
 
 def test_only_tokens_above_the_floor_teach(monkeypatch):
     """The gradient of the world model's term: a plain loop, row by row, without batches."""
-    cfg = Config(**BASE | dict(mini_batch=0, micro_tokens=40, wm_scale=2.0))
-    s = session(0.0)
+    cfg = Config(**BASE | dict(micro_tokens=40, wm_scale=2.0))
+    s = session()
     rows = prepared(cfg, s)
-    # With advantages of 0 and no other term, all of the gradient is the world model's.
+    # All of the gradient is the world model's: advantages are 0, and there is no other term.
     rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
     p = torch.cat([plain_logp(s.policy, row)[len(row.response_ids) :] for row in rows.tokens]).exp()
     floor = p.median().item()  # some tokens are above it, some below
@@ -197,7 +187,7 @@ def test_a_loss_of_a_wrong_shape_is_one_sentence():
         return ObservationLoss(-scores.logp * batch.obs_mask, batch.obs_mask)
 
     cfg = Config(**BASE)
-    s = session(0.0)
+    s = session()
     rows = prepared(cfg, s)
     sentence = r"world-model loss returns the shape \(\d+, \d+\) in place of \(\d+,\): one value"
     with pytest.raises(UserError, match=sentence):
@@ -243,7 +233,7 @@ def test_tapos_gradient_is_that_of_a_plain_loop(settings, monkeypatch):
     """
     monkeypatch.setattr(tapo, "EVERY", 1)
     cfg = Config(**BASE | tapo.SETTINGS | dict(kl_coef=0.1, entropy_coef=0.1) | settings)
-    s = session(0.0)
+    s = session()
     rows = prepared(cfg, s, kl=True)
     steps = gradients_of_steps(s)
     tapo.tapo(cfg, s, rows, 1)
@@ -260,38 +250,17 @@ def test_tapos_gradient_is_that_of_a_plain_loop(settings, monkeypatch):
     torch.testing.assert_close(ours, gradient_of(plain), atol=2e-5, rtol=1e-4)
 
 
-FIRST_TAPO_PROMPT = """\
-<|im_start|>system
-You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
-<|im_start|>user
-
-You are modeling the transitions of an environment.
-Its current observation is: You are in a {room}.
-Its admissible actions are: ['go to shelf 1', 'look'].
-The action that is executed now: go to shelf 1
-Predict the next observation, and present it within <prediction> </prediction> tags.
-<|im_end|>
-<|im_start|>assistant
-"""
-
-
 @pytest.fixture
 def two_steps() -> tuple[Policy, list[Transition]]:
-    """A search through a room in braces; the second step has no observation.
-
-    The policy has the tokenizer and the chat template of a published model.
-    """
+    """A search through a room in braces, in published tokens; the second has no observation."""
     policy = make_policy()
     policy.tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
     policy.eos_ids = [policy.tokenizer.eos_token_id]
     steps = [
         Transition(
-            policy.encode_chat("Your task is to: find a mug"),
-            policy.encode(f"<think>hm</think><action>{command}</action>"),
-            policy.encode(following),
-            response_logps=[], reward=0.0, valid=True, observation=observation, group=0,
-            trajectory=0, command=command, next_observation=following,
-            admissible=["go to shelf 1", "look"],
+            [3], [4], policy.encode(following), response_logps=[], reward=0.0, valid=True,
+            observation=observation, group=0, trajectory=0, command=command,
+            next_observation=following, admissible=["go to shelf 1", "look"],
         )
         for observation, command, following in (
             ("You are in a {room}.", "go to shelf 1", "A mug is on it."),
@@ -304,17 +273,15 @@ def two_steps() -> tuple[Policy, list[Transition]]:
 def test_tapos_rows_token_by_token(two_steps):
     policy, steps = two_steps
     first, second = [tapo.transition_row(Config(), policy, t, t.obs_ids) for t in steps]
-    tokens = policy.tokenizer.convert_ids_to_tokens
-    assert first.prompt_ids == policy.encode_rendered(FIRST_TAPO_PROMPT)
-    assert tokens(first.obs_ids) == [
-        "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
-        "<|im_end|>",
-    ]
+    shown = tapo.transition_prompt(Config(), steps[0])
+    assert "is: You are in a {room}.\n" in shown and "executed now: go to shelf 1\n" in shown
+    assert "['go to shelf 1', 'look']" in shown and "mug" not in shown
+    assert first.prompt_ids == policy.encode_chat(shown)
+    opening, closing = map(policy.encode, ("<prediction>", "</prediction>"))
+    assert first.obs_ids == [*opening, *steps[0].obs_ids, *closing, policy.eos_ids[0]]
     assert (first.response_ids, first.separator_ids, first.context_positions) == ([], [], [])
     # No observation, no target; its state is the observation of the step before.
-    assert second.obs_ids == []
-    assert "Its current observation is: A mug is on it.\n" in policy.decode(second.prompt_ids)
-    assert "executed now: look\n" in policy.decode(second.prompt_ids)
+    assert second.obs_ids == [] and "is: A mug is on it.\n" in policy.decode(second.prompt_ids)
 
 
 # ---- several steps, equal transitions once ----
@@ -322,7 +289,7 @@ def test_tapos_rows_token_by_token(two_steps):
 
 def test_equal_transitions_compete_once():
     cfg = Config(**BASE | dict(alpha=0.4))
-    s = session(0.0)
+    s = session()
     rows = prepare(cfg, s.policy, None, flatten(EPISODES + EPISODES))
     once = multi_step.without_repeats(cfg, rows)
     n = len(ROWS)
@@ -337,7 +304,7 @@ def test_equal_transitions_compete_once():
 def test_the_next_observations_are_targets(monkeypatch):
     """The gradient of an update is that of a plain loop over the longer targets."""
     cfg = Config(**BASE | dict(wm_loss="ce"))
-    s = session(0.0)
+    s = session()
     rows = prepared(cfg, s)
     assert all(multi_step.first_occurrences(ROWS))  # so the selection is PaW's
     steps = gradients_of_steps(s)
@@ -347,12 +314,12 @@ def test_the_next_observations_are_targets(monkeypatch):
     add_answers(plain, longer, rows.row_weight.tolist())
     torch.testing.assert_close(steps[0], gradient_of(plain), atol=2e-5, rtol=1e-4)
     monkeypatch.setattr(multi_step, "STEPS", 1)
-    s = session(0.0)
+    s = session()
     assert multi_step.multi_step(cfg, s, rows, 1)["tokens_trained"] < metrics["tokens_trained"]
 
 
 def test_longer_targets_end_at_the_models_positions():
-    s = session(0.0)
+    s = session()
     cfg = Config(**BASE)
     rows = prepared(cfg, s)
     longer = multi_step.with_later_observations(ROWS, rows.trajectory, 2)
@@ -392,14 +359,14 @@ def test_the_gradient_of_inverse_dynamics_is_that_of_a_plain_loop(settings):
     """RL's, and the weight of this update times both cross entropies, row by row."""
     own = dict(kl_coef=0.1, entropy_coef=0.1, updates=9)
     cfg = Config(**BASE | inverse_dynamics.SETTINGS | own | settings)
-    s = session(0.0)
+    s = session()
     rows = prepared(cfg, s, kl=True)
     steps = gradients_of_steps(s)
     metrics = inverse_dynamics.inverse_dynamics(cfg, s, rows, 4)
     scale = 0.2 * (1 + math.cos(math.pi / 3)) / 2
     assert len(steps) == 1 and metrics["wm_scale"] == pytest.approx(scale) == pytest.approx(0.15)
 
-    plain = session(0.0)
+    plain = session()
     no_weight = torch.zeros_like(rows.row_weight)
     optimize(cfg, plain.policy, plain.optimizer, replace(rows, row_weight=no_weight), (0, 4))
     asked = [inverse_dynamics.inverse_row(cfg, plain.policy, t) for t in ROWS]
@@ -415,7 +382,7 @@ def test_the_gradient_of_inverse_dynamics_is_that_of_a_plain_loop(settings):
 
 def test_inverse_dynamics_makes_a_step_per_mini_batch():
     cfg = Config(**BASE | inverse_dynamics.SETTINGS | dict(mini_batch=5))
-    s = session(0.0)
+    s = session()
     steps = gradients_of_steps(s)
     inverse_dynamics.inverse_dynamics(cfg, s, prepared(cfg, s), 1)
     assert len(steps) == len(mini_batches(len(ROWS), cfg.mini_batch, (0,))) > 1
