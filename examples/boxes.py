@@ -73,9 +73,9 @@ PRESETS = {"smollm2": dict(
     lora_rank=8, lr=1e-3, mini_batch=64,
     # bf16 saves time on a CPU that multiplies it, such as AMD's from Zen 4 on.
     precision="bf16",
-    # Without a KL term, a prototype with all weights settled on one tool before anything was won;
-    # adapters were not run without it. At scale 1, the clipped loss has an eighth of cross
-    # entropy's gradient at first (research/boxes).
+    # A prototype without a KL term, with all weights, settled on one tool before anything was won;
+    # adapters were not run without it. The clipped loss at scale 1 has an eighth of cross entropy's
+    # gradient at first (research/boxes).
     kl_coef=0.1, wm_scale=10.0, entropy_coef=0.0, invalid_penalty=0.0)}
 # Eq. 8 is a mean over the tokens of an observation: three times the scale for three times as many.
 PRESETS["smollm2-serials"] = PRESETS["smollm2"] | dict(

@@ -190,7 +190,7 @@ def make_pairs(seed: int) -> dict[str, list[tuple[str, str]]]:
     it, once each.
     """
     kinds = random.Random(f"hidden pairs {seed}").sample(KINDS, len(KINDS))
-    # In each round, a kind at an even place meets the one at the next odd place.
+    # A kind at an even place meets the one at the next odd place in each round.
     rounds = []
     for k in range(ROUNDS + 1):
         odd = kinds[2 * k + 1 :: 2] + kinds[1 : 2 * k + 1 : 2]

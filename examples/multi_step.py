@@ -33,7 +33,7 @@ def multi_step(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     """Learn as PaW does, from other rows -> metrics."""
     if ONCE:
         rows = without_repeats(cfg, rows)
-    # Where the first observation is empty, the target stays so: weights and selection stay right.
+    # An empty first observation leaves the target empty: weights and selection stay right.
     longer = with_later_observations(rows.tokens, rows.trajectory, STEPS)
     rows = replace(rows, tokens=[cut(row, s.policy.positions) for row in longer])
     return describe_selection(rows) | paw(cfg, s, rows, k)

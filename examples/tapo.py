@@ -49,7 +49,7 @@ def tapo(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
 
     The tokens that both train are added up.
     """
-    # Without a weight, no observation enters a pass of the RL loss.
+    # No observation enters a pass of the RL loss if its row has no weight.
     metrics = paw(cfg, s, replace(rows, row_weight=torch.zeros_like(rows.row_weight)), k)
     if k % EVERY:
         return metrics

@@ -33,7 +33,7 @@ SIGHTS = ["bench", "carpet", "door", "lamp", "mirror", "plant", "statue", "windo
 
 
 # ---- Serial numbers: what the loss does ----
-# After the material, an observation has the lock's serial number, 8 words of 256:
+# An observation ends with the lock's serial number, 8 words of 256:
 #
 #     open lock17 with | saw | shut glass digit9 digit201 ...
 #

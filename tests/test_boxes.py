@@ -144,7 +144,7 @@ def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens, 
     weights, expected = run(**settings)
     assert torch.equal(weights_of(policy), weights)
     assert metrics == {name: expected[name] for name in metrics}
-    # Without a trained observation there is none.
+    # There is none without a trained observation.
     nothing = replace(rows, row_weight=torch.zeros_like(rows.row_weight))
     assert not {"wm_p_first", "wm_p_most"} & {*material(cfg, s, nothing, 1)}
 

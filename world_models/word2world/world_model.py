@@ -43,7 +43,7 @@ class WorldModel:
 
     def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
         if context > policy.positions:
-            # With rotary positions, transformers goes on; but the model has not learned them.
+            # transformers goes on with rotary positions; but the model has not learned them.
             raise UserError(f"a context of {context} tokens is more than the model's "
                             f"{policy.positions} positions: train it with --context "
                             f"{policy.positions} or less.")
