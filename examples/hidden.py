@@ -18,6 +18,7 @@ The games are ALFWorld's domain and grammar with the changes of `write_domain` a
 The package's environment plays them in the real engine. research/LOG.md has eight seeds.
 """
 
+import importlib.util
 import json
 import random
 from dataclasses import dataclass
@@ -37,10 +38,11 @@ from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
-from paw_min.toy import alfworld_games as games
 from paw_min.toy.standins import make_tokenizer
 
 DATA = Path("data/hidden")
+# The package is not imported: that would make folders.
+ALFWORLD = Path(importlib.util.find_spec("alfworld").origin).parent / "data"
 COLORS = ("Black", "Blue", "Brown", "Gray", "Green", "Pink", "Red", "White")
 THINGS = ("Bottle", "Bowl", "Box", "Cup", "Dish", "Fork", "Kettle", "Knife", "Ladle", "Mug", "Pan",
           "Plate", "Pot", "Spoon", "Vase", "Watch")
@@ -97,7 +99,9 @@ def exchanged(text: str, old: str, new: str) -> str:
 
 def write_domain() -> str:
     """ALFWorld's domain, in which the material decides what cleans, and each object has one try."""
-    domain = exchanged(games.ALFWORLD.domain, "  otype\n", "  otype\n  material\n")
+    domain = exchanged(
+        (ALFWORLD / "alfred.pddl").read_text("utf-8"), "  otype\n", "  otype\n  material\n"
+    )
     predicates = """(:predicates
     (madeOf ?o - object ?m - material)
     (cleans ?t - rtype ?m - material)
@@ -136,17 +140,25 @@ def write_grammar() -> str:
         '{"rhs": "Dirty {m.id}."'
     )
     old = '"rhs": "You clean the {o.name} using the {r.name}."'
-    return exchanged(exchanged(games.ALFWORLD.grammar, old, shown), "UNKNOWN GOAL", TASK)
+    grammar = (ALFWORLD / "alfred.twl2").read_text("utf-8")
+    return exchanged(exchanged(grammar, old, shown), "UNKNOWN GOAL", TASK)
+
+
+def pddl_name(kind: str) -> str:
+    """ALFRED's id, such as Sink|+01.00|+00.90|+01.00|SinkBasin, with its signs written as words.
+
+    ALFWorld makes `sinkbasin 1` of it. All positions are the same: nothing depends on them.
+    """
+    place = "bar__plus_01_dot_00_bar__plus_00_dot_90_bar__plus_01_dot_00"
+    name = f"{kind.removesuffix('Basin')}_{place}"
+    return f"{name}_bar_{kind}" if kind.endswith("Basin") else name
 
 
 def write_problem(world: World, pair: tuple[str, str]) -> str:
     """One place with all receptacles, where the agent holds both objects."""
     here = "loc_here"
-    rng = random.Random(0)
-    room = games.identify([games.Thing(kind) for kind in RECEPTACLES], rng)
-    held = games.identify([games.Thing(kind) for kind in pair], rng)
-    receptacle = {r.kind: games.mangle(r.id) for r in room}
-    thing = {t.kind: games.mangle(t.id) for t in held}
+    receptacle = {kind: pddl_name(kind) for kind in RECEPTACLES}
+    thing = {kind: pddl_name(kind) for kind in pair}
     objects = ["agent1 - agent", f"{here} - location"]
     objects += [f"{name} - receptacle" for name in receptacle.values()]
     objects += [f"{name} - object" for name in thing.values()]

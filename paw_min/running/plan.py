@@ -49,7 +49,7 @@ def sizes(cfg: Config) -> list[str]:
 
 def data(cfg: Config) -> list[str]:
     if not cfg.data and not toy.folder_of(cfg.env).exists():
-        return [f"data      {toy.folder_of(cfg.env)}: not there, the run generates it"]
+        return [f"data      {toy.folder_of(cfg.env)}: not there, the run unpacks it"]
     tasks = find_tasks(cfg)
     counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
     return [f"data      {described_data(cfg)}: {counts}"]

@@ -77,7 +77,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     start = start_model(cfg)
     with distributed.rank_0_first():
         run = Run(cfg)
-        # Check first whether the model can be used: the data may take minutes to generate.
+        # Check first whether the model can be used: a large shop takes minutes to load.
         check_model(cfg, start)
         if not eval_only and distributed.rank() == 0:
             needs = memory.check(cfg, start, precision, device)
@@ -192,13 +192,13 @@ def start_model(cfg: Config) -> str:
 
 
 def data_folder(cfg: Config) -> str:
-    """The folder of the data, generated on first use where --data names none."""
+    """The folder of the data: the stored small ones where --data names none."""
     return cfg.data or toy.default_data(cfg.env)
 
 
 def described_data(cfg: Config) -> str:
-    """The data folder, with a note where its data are generated; for the console."""
-    note = "" if cfg.data else " (generated)"
+    """The data folder, with a note where --data names none; for the console."""
+    note = "" if cfg.data else " (stored)"
     return masked(data_folder(cfg)) + note
 
 

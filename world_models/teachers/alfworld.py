@@ -28,7 +28,7 @@ from pathlib import Path
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Context
 from paw_min.envs.pool import EnvPool
-from paw_min.toy import DATA, alfworld_games
+from paw_min.toy import default_data
 from world_models.teachers.demonstrate import Action, Demonstrator, PlayedStep, play
 
 SLIPS = 0.2  # share of demonstrated steps in which a random command is executed
@@ -184,12 +184,12 @@ class Expert:
 
 
 def training_tasks() -> list[str]:
-    """The generated training games by trial number, so that task types alternate."""
+    """The stored training games by trial number, so that task types alternate."""
 
     def trial(game: str) -> str:
         return Path(game).parent.name
 
-    return sorted(list_games(alfworld_games.generate(DATA / "alfworld"), "train"), key=trial)
+    return sorted(list_games(default_data("alfworld"), "train"), key=trial)
 
 
 def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int) -> list[PlayedStep]:

@@ -33,7 +33,7 @@ TASK_TYPES = (
 )
 WIN_REWARD = 10.0  # verl-agent; for the step that wins, all others get 0
 REMEDY = ("download the games with `ALFWORLD_DATA=FOLDER alfworld-download`, or use --preset tiny, "
-          "without --data and $ALFWORLD_DATA, to have small ones generated")
+          "without --data and $ALFWORLD_DATA, which has small ones")
 BROKEN = "delete its folder or download it again"
 
 
@@ -64,7 +64,7 @@ def list_games(data: str | Path, split: str) -> list[str]:
 
     Playable as in AlfredTWEnv: one of the six task types, no 'movable' or 'Sliced' in the path, and
     `solvable: true` in game.tw-pddl. All games are read at every start, as AlfredTWEnv does: half a
-    second for 3,553 generated games, about 4 s if each has 0.1 MB more.
+    second for 3,553 small games, about 4 s if each has 0.1 MB more.
     Raises FileNotFoundError (no data, no playable game) or ValueError (broken JSON, bad split).
     """
     if split not in SPLITS:

@@ -1,6 +1,6 @@
 """ALFWorld: the presets, the default first. See benchmarks.py: presets_of."""
 
-# 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
+# 0.9 million parameters and small stored games: trains on a laptop CPU in minutes.
 TINY = dict(
     prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
     max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=8, eval_every=4, eval_tasks=60,
