@@ -28,7 +28,7 @@ def word2world(argv: list[str]) -> None:
 
 
 WRONG_COMMANDS = [  # {run} is a run folder
-    (inspect.main, "nowhere", "nowhere has no config.json: give a run folder"),
+    (inspect.main, "nowhere", "nowhere has no checkpoint: give a run folder"),
     (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
     (fig2c.main, "webshp", "fig2c is for webshop, not for webshp: use it, or a run of it"),
     (plan, "--seed 3", "--seed after --: use the options before it."),

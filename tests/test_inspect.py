@@ -7,6 +7,7 @@ lie on both sides of its rho; the page is compared with its own logits.
 import html
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -16,18 +17,17 @@ from statistics import mean
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.inspect.tokens import pieces
+from paw_min.inspect.__main__ import pieces
 from paw_min.rows import flatten
 from paw_min.toy import standins
 from paw_min.update import prepare
-from tests.helpers import HOSTILE_TEXT, ROOT, SMALL, TEXTS
-from tests.model_kinds import TOKENIZER, write
+from tests.helpers import HOSTILE_TEXT, ROOT, SMALL, SMOLLM2, TEXTS
 
 RHO = 0.06
 LAST = "checkpoint-000002"
@@ -78,13 +78,11 @@ def test_the_sample_is_what_training_used(run):
         n = len(rows.tokens)
         kept = 0.75 * n  # the default alpha; every row has an observation
         by_entropy = sorted(range(n), key=lambda i: -entropy[i])  # stable: ties in order
-        assert stored["update"] == k and stored["candidates"] == n
-        assert stored["kept"] == sum(rows.selected.tolist()) == kept
-        assert [g["group"] for g in stored["groups"]] == [0, 1]
-        for g in stored["groups"]:
-            returns = [e.episode_return for e in episodes if e.group == g["group"]]
-            assert g["returns"] == returns
-            assert g["lambda_g"] == pytest.approx(1 - mean(returns) / 10)
+        assert (stored["update"], stored["candidates"], stored["kept"]) == (k, n, kept)
+        for group, g in enumerate(stored["groups"]):
+            returns = [e.episode_return for e in episodes if e.group == group]
+            expected = pytest.approx(1 - mean(returns) / 10)
+            assert g == {"group": group, "lambda_g": expected, "returns": returns}
         for e in stored["episodes"]:
             index = [i for i in range(n) if rows.trajectory[i] == e["trajectory"]]
             assert e["task"] in episodes[e["trajectory"]].task
@@ -123,25 +121,41 @@ def test_numbers_are_those_of_the_models_own_logits(trained, model):
     assert min(everything) < RHO < max(everything) and len(everything) > 100
 
 
-def test_bytes_are_on_their_tokens():
-    """A tokenizer with byte fallback, as Llama 2's. test_real_model.py has a byte-level one."""
-    vocab = {word: k for k, word in enumerate(["<unk>", *(f"<0x{b:02X}>" for b in range(256))])}
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama 2's, with a few words."""
     words = ["\u2581", "a", "b", "\u2581a", "\u2581b"]
-    vocab |= {word: len(vocab) + k for k, word in enumerate(words)}
-    raw = Tokenizer(models.BPE(vocab, [("\u2581", "a"), ("\u2581", "b")], byte_fallback=True))
+    names = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), *words]
+    merges = [("\u2581", "a"), ("\u2581", "b")]
+    vocab = {name: k for k, name in enumerate(names)}
+    raw = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
     spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     raw.normalizer = normalizers.Sequence(spaces)
     raw.decoder = decoders.Sequence([
         decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
         decoders.Strip(" ", 1, 0),
     ])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
-    ids = tokenizer("a \u00e9\U0001f600 b\na")["input_ids"]
-    assert pieces(tokenizer, ids) == [
-        "a", " ", "\u00e9", "", "\U0001f600", "", "", "", " b", "\n", "a"
-    ]
-    broken = [vocab[name] for name in ("<0xE2>", "<0x82>", "\u2581b", "<0xC3>", "<0xA9>")]
-    assert pieces(tokenizer, broken) == ["<0xE2>", "<0x82>", " b", "\u00e9", ""]
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+@pytest.mark.parametrize("tokenizer, text, expected", [
+    (byte_fallback(), "a é😀 b\na", ["a", " ", "", "é", "", "", "", "😀", " b", "\n", "a"]),
+    (AutoTokenizer.from_pretrained(SMOLLM2), " two\n\naf é👩 日本 go",
+     [" two", "\n", "\n", "af", " é", "", "", "👩", "", "", " 日", "本", " go"]),
+])
+def test_each_token_has_its_text(tokenizer, text, expected):
+    """A character of several tokens is on the last of them, as are bytes that are none.
+
+    Models have more embeddings than tokens, and may sample one without a text.
+    """
+    assert pieces(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"]) == expected
+    draw = random.Random(0)
+    parts_of_characters = [k for k in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([k])]
+    for _ in range(100):
+        ids = [draw.choice([draw.choice(parts_of_characters), draw.randrange(len(tokenizer) + 9)])
+               for _ in range(12)]
+        found = pieces(tokenizer, ids)
+        assert len(found) == 12
+        assert "".join(found) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def test_weights_with_another_tokenizer_cannot_score(trained, tmp_path):
@@ -155,19 +169,8 @@ def test_updates_are_spread_and_not_ahead_of_the_checkpoint(tmp_path):
     (tmp_path / "samples").mkdir()
     for k in range(1, 11):
         (tmp_path / f"samples/{k:06d}.json").touch()
-    opened = inspect.OpenedRun(Config(), tmp_path, tmp_path, done=9)
-    assert [int(file.stem) for file in inspect.choose_files(opened, 4)] == [1, 3, 6, 9]
-
-
-def test_a_token_that_the_tokenizer_does_not_know(tmp_path, games_root):
-    """Published models have more embeddings than tokens, and may sample one without a text."""
-    folder = write("qwen3", tmp_path / "padded", vocab_size=64, max_position_embeddings=512)
-    train.train(small(tmp_path, folder, games_root, updates=1))
-    file = tmp_path / "r" / "samples" / "000001.json"
-    ids = [i for e in json.loads(file.read_text())["episodes"] for s in e["steps"]
-           for i in s["response_ids"]]
-    assert len(TOKENIZER) < max(ids) < 64
-    inspect.main([str(tmp_path / "r")])
+    for done, chosen in ((9, [1, 3, 6, 9]), (2, [1, 2])):
+        assert [int(file.stem) for file in inspect.choose_files(tmp_path, done)] == chosen
 
 
 # ---- the page in a browser ----

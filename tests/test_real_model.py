@@ -15,13 +15,11 @@ from safetensors.torch import load_file
 
 from paw_min import train
 from paw_min.envs.alfworld import prompts
-from paw_min.inspect.__main__ import pieces
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running import runs
 from paw_min.toy import smollm2
 from research.bench import lora
-from tests.helpers import HOSTILE_TEXT
 
 pytestmark = pytest.mark.slow
 ROOM = (
@@ -91,24 +89,6 @@ def test_encoding_loses_nothing(policy):
         assert policy.decode(policy.encode(text)) == text
     # The published tokenizer splits digits before words: "\n\n" is one token here, too.
     assert policy.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
-
-
-def test_the_page_of_a_run_shows_each_subword(policy):
-    """Each token has its text; a character of several tokens belongs to the first of them."""
-    tokenizer = policy.tokenizer
-    ids = tokenizer(HOSTILE_TEXT, add_special_tokens=False)["input_ids"]
-    parts = pieces(tokenizer, ids)
-    assert len(parts) == len(ids) and "".join(parts) == HOSTILE_TEXT
-    assert parts[0].startswith(" ") and "" in parts
-    broken = [i for i in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([i])]
-    pool = broken + list(range(len(tokenizer) - len(broken), len(tokenizer)))
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(100):  # bytes that are no UTF-8, as a model may write
-        ids = [pool[i] for i in torch.randint(len(pool), (12,), generator=generator)]
-        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
-    parts = pieces(tokenizer, policy.encode(" two  spaces\n\ncafé 😀👩 日本 go"))
-    assert parts[:7] == [" two", " ", " spaces", "\n", "\n", "c", "af"]
-    assert parts[7:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
 
 
 # --- training

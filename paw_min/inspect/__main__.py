@@ -1,6 +1,6 @@
 """One page to look at a run: stored transitions, token by token, before and after training.
 
-    python -m paw_min.inspect RUN [--against RUN] [--updates N] [--out FILE]
+    python -m paw_min.inspect RUN [--against RUN] [--out FILE]
 
 Each token of a response has its entropy (the quantity of Eq. 4), each token of a next observation
 its p: under the start model, under RUN's newest checkpoint, and under that of another run. The
@@ -24,26 +24,17 @@ from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import check_writable, replace_text
 from paw_min.base.flags import Parser
 from paw_min.config import Config
-from paw_min.inspect.tokens import pieces
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.rows import TokenRow
 from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint, updates_done
-from paw_min.running.samples import Sample, StoredRow, read
+from paw_min.running.samples import Sample, read
 from paw_min.running.session import forward_precision, start_model
 
 TEMPLATE = Path(__file__).with_name("page.html")
 SETTINGS = ("env", "method", "algo", "paw", "rho", "wm_loss", "wm_target")
-
-
-@dataclass
-class OpenedRun:
-    """A run folder as it is on the disk."""
-
-    cfg: Config
-    folder: Path
-    checkpoint: Path  # the newest
-    done: int  # updates that it has seen
+UPDATES = 4  # how many are shown, spread over training
 
 
 @dataclass
@@ -63,154 +54,112 @@ class Seen:
     p: list[float | None]  # each observation token's; None: context, not a target
 
 
-@dataclass
-class Shown:
-    """A transition on the page."""
-
-    update: int
-    group: int
-    episode: int
-    n: int  # its number in the episode, from 1 ...
-    of: int  # ... to this
-    task: str
-    won: bool
-    episode_return: float
-    reward: float
-    valid: bool  # is the response well formed?
-    selected: bool  # Eq. 4
-    rank: int | None  # among the candidates of its update; None: it did not compete
-    candidates: int
-    lambda_g: float  # Eq. 10
-    prompt: str
-    prompt_tokens: int
-    response: list[str]  # a text per token
-    separator: str
-    obs: list[str]
-    seen: list[Seen]  # one for each of the weights
-
-
-def open_run(folder: Path) -> OpenedRun:
-    """Settings and newest checkpoint; UserError if there is none."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
-    cfg = read_config(path)
+def trained(label: str, folder: Path) -> Weights:
+    """The newest weights of a run; UserError if there are none."""
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")
-    return OpenedRun(cfg, folder, checkpoint, updates_done(checkpoint))
+        raise UserError(f"{folder} has no checkpoint: give a run folder, such as runs/NAME, that "
+                        "has saved one (--save-every).")
+    n = updates_done(checkpoint)
+    detail = f"{folder.resolve().name}, {n} update{'s' * (n != 1)}"
+    return Weights(label, detail, str(checkpoint))
 
 
-def choose_files(run: OpenedRun, n: int) -> list[Path]:
-    """The samples of n updates, from the first to the last that the checkpoint has seen."""
-    files = sorted((run.folder / "samples").glob("[0-9]" * 6 + ".json"))
-    files = [file for file in files if int(file.stem) <= run.done]
-    if not files:
-        raise UserError(f"{run.folder} has no samples of its updates: train it again, under "
-                        "another --name.")
-    if n < 1:
-        raise UserError(f"--updates {n} is out of range: it must be at least 1.")
-    n = min(n, len(files))
+def choose_files(folder: Path, done: int) -> list[Path]:
+    """The samples of UPDATES updates, from the first to the last that a checkpoint has seen."""
+    files = sorted((folder / "samples").glob("[0-9]" * 6 + ".json"))
+    files = [file for file in files if int(file.stem) <= done]
+    n = min(UPDATES, len(files))
     # n positions at equal distances from the first file to the last.
     return [files[k * (len(files) - 1) // max(1, n - 1)] for k in range(n)]
 
 
-def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
-    """The columns of the page; UserError if their tokenizers differ."""
-    columns = [
-        Weights("before", "start model", start_model(run.cfg)),
-        Weights("after", updates(run.done), str(run.checkpoint)),
-    ]
-    if against:
-        detail = f"{against.folder.resolve().name}, {updates(against.done)}"
-        columns.append(Weights("against", detail, str(against.checkpoint)))
-    vocabulary = load_tokenizer(str(run.checkpoint)).get_vocab()
-    for column in columns:
-        if load_tokenizer(column.folder).get_vocab() != vocabulary:
-            raise UserError(
-                f"{column.folder} has another tokenizer than {run.checkpoint}, so it cannot score "
-                "the stored tokens: compare runs of one model."
-            )
-    return columns
-
-
-def updates(n: int) -> str:
-    return f"{n} update{'s' * (n != 1)}"
-
-
 @torch.no_grad()
 def score(
-    policy: Policy, steps: list[StoredRow], micro_tokens: int, label: str = "score"
+    policy: Policy, rows: list[TokenRow], micro_tokens: int, label: str = "score"
 ) -> list[Seen]:
-    """One pass over h_t, a_t and o_{t+1} of each step, by the functions of training."""
-    seen = [None] * len(steps)
-    everything = list(range(len(steps)))
-    with progress_bar(len(steps), label, "row") as bar:
-        # Batches have rows of similar lengths, in another order than the steps.
-        for batch in micro_batches(policy, steps, everything, [True] * len(steps), micro_tokens):
+    """One pass over h_t, a_t and o_{t+1} of each row, by the functions of training."""
+    seen = [None] * len(rows)
+    everything = list(range(len(rows)))
+    with progress_bar(len(rows), label, "row") as bar:
+        # Batches have rows of similar lengths, in another order than `rows`.
+        for batch in micro_batches(policy, rows, everything, [True] * len(rows), micro_tokens):
             logp, entropy = policy(batch)  # (B, S), (B, S)
             for b, i in enumerate(batch.index):
-                row = (entropy, logp.exp(), batch.obs_mask)  # (B, S) each
-                seen[i] = seen_in(steps[i], *(column[b].tolist() for column in row))
+                n = len(rows[i].response_ids)
+                first = n + len(rows[i].separator_ids)  # column of the observation
+                p = logp[b, first : first + len(rows[i].obs_ids)].exp().tolist()
+                # Six significant digits: enough to compare with rho as training does.
+                p = [float(f"{x:.6g}") for x in p]
+                for k in rows[i].context_positions:
+                    p[k] = None
+                seen[i] = Seen([round(x, 4) for x in entropy[b, :n].tolist()], p)
             bar.update(len(batch.index))
     return seen
 
 
-def seen_in(
-    step: StoredRow, entropy: list[float], p: list[float], is_target: list[bool]
-) -> Seen:
-    """One row of a batch, S columns each: response, separator, observation, padding."""
-    n_response = len(step.response_ids)
-    first_obs = n_response + len(step.separator_ids)
-    obs = slice(first_obs, first_obs + len(step.obs_ids))
-    return Seen(
-        entropy=[round(value, 4) + 0.0 for value in entropy[:n_response]],  # -0.0 becomes 0.0
-        # Six significant digits: enough to compare with rho as training does. A given token, as the
-        # text between two observations, is not a target.
-        p=[float(f"{x:.6g}") if target else None for x, target in zip(p[obs], is_target[obs])],
-    )
-
-
-def score_under(
-    column: Weights, cfg: Config, steps: list[StoredRow], device: str
-) -> list[Seen]:
-    """Load the weights of a column and score; a function, so that one model is in memory."""
-    precision = forward_precision(cfg.precision, device)
-    policy = load_policy(column.folder, cfg.temperature, device, precision)
-    return score(policy, steps, cfg.micro_tokens, column.label)
-
-
-def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> dict:
-    """All that the page shows: run, settings, weights, and the steps of all episodes in order."""
-    steps = [step for sample in samples for e in sample.episodes for step in e.steps]
+def score_under(weights: Weights, cfg: Config, rows: list[TokenRow]) -> list[Seen]:
+    """Load these weights and score; a function, so that one model at a time is in memory."""
     device = join()
-    scores = [score_under(column, run.cfg, steps, device) for column in columns]
-    seen = zip(*scores, strict=True)  # of each step: that of each column
-    tokenizer = load_tokenizer(str(run.checkpoint))  # that of all columns: see weights_of
+    precision = forward_precision(cfg.precision, device)
+    policy = load_policy(weights.folder, cfg.temperature, device, precision)
+    return score(policy, rows, cfg.micro_tokens, weights.label)
+
+
+def pieces(tokenizer, ids: list[int]) -> list[str]:
+    """The text of each token; joined, they are the text of all.
+
+    A character of several tokens, or bytes that are no character, belong to the last of them.
+    """
+
+    def text(end: int) -> str:
+        return tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
+
+    whole = text(len(ids))
+    parts = []
+    shown = 0  # characters of `whole` in `parts`
+    for end in range(1, len(ids) + 1):
+        # Within a character, the text so far is no beginning of the whole: it ends with U+FFFD.
+        so_far = text(end)
+        known = len(so_far) if whole.startswith(so_far) else shown
+        parts.append(whole[shown:known])
+        shown = known
+    return parts
+
+
+def page_data(
+    name: str, cfg: Config, columns: list[Weights], samples: list[Sample], tokenizer
+) -> dict:
+    """All that the page shows, as page.html reads it: the steps of all episodes in order."""
+    rows = [step for sample in samples for e in sample.episodes for step in e.steps]
+    scores = [score_under(weights, cfg, rows) for weights in columns]
+    seen = zip(*scores, strict=True)  # of each row: that of each column
 
     def text(ids: list[int]) -> str:
         return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
-    shown = []
+    steps = []
     for sample in samples:
         lambdas = {group.group: group.lambda_g for group in sample.groups}
         for e in sample.episodes:
-            for n, step in enumerate(e.steps, start=1):
-                shown.append(Shown(
-                    update=sample.update, group=e.group, episode=e.trajectory, n=n, of=len(e.steps),
-                    task=e.task, won=e.won, episode_return=e.episode_return, reward=step.reward,
-                    valid=step.valid, selected=step.selected, rank=step.rank,
-                    candidates=sample.candidates, lambda_g=lambdas[e.group],
-                    prompt=text(step.prompt_ids), prompt_tokens=len(step.prompt_ids),
-                    response=pieces(tokenizer, step.response_ids),
-                    separator=text(step.separator_ids), obs=pieces(tokenizer, step.obs_ids),
-                    seen=list(next(seen)),
+            for n, row in enumerate(e.steps, start=1):
+                steps.append(dict(
+                    update=sample.update, group=e.group, episode=e.trajectory,
+                    n=n, of=len(e.steps),  # the n-th step of its episode
+                    task=e.task, won=e.won, episode_return=e.episode_return, reward=row.reward,
+                    valid=row.valid,  # is the response well formed?
+                    selected=row.selected, rank=row.rank, candidates=sample.candidates,  # Eq. 4
+                    lambda_g=lambdas[e.group],
+                    prompt=text(row.prompt_ids), prompt_tokens=len(row.prompt_ids),
+                    response=pieces(tokenizer, row.response_ids),
+                    separator=text(row.separator_ids), obs=pieces(tokenizer, row.obs_ids),
+                    seen=[asdict(one) for one in next(seen)],
                 ))
     return dict(
-        run=run.folder.resolve().name,
-        settings={key: getattr(run.cfg, key) for key in SETTINGS},
-        weights=[dict(label=column.label, detail=column.detail) for column in columns],
-        steps=[asdict(step) for step in shown],
+        run=name,
+        settings={key: getattr(cfg, key) for key in SETTINGS},
+        weights=[dict(label=one.label, detail=one.detail) for one in columns],
+        steps=steps,
     )
 
 
@@ -225,18 +174,21 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--against", type=Path, help="run folder whose weights score them as well")
-    parser.add_argument(
-        "--updates", type=int, default=4,
-        help="number of updates to show, spread over training (%(default)s)",
-    )
     parser.add_argument("--out", type=Path, help="file to write (RUN/inspect.html)")
     args = parser.parse_args(argv)
-    run = open_run(args.run)
-    files = choose_files(run, args.updates)
-    columns = weights_of(run, open_run(args.against) if args.against else None)
+    after = trained("after", args.run)
+    cfg = read_config(args.run / "config.json")
+    columns = [Weights("before", "start model", start_model(cfg)), after]
+    tokenizer = load_tokenizer(after.folder)
+    if args.against:
+        columns.append(trained("against", args.against))
+        if load_tokenizer(columns[-1].folder).get_vocab() != tokenizer.get_vocab():
+            raise UserError(f"{args.against} has another tokenizer than {args.run}, so it cannot "
+                            "score the stored tokens: compare runs of one model.")
     out = args.out or args.run / "inspect.html"
     check_writable(out)
-    data = page_data(run, columns, [read(file) for file in files])
+    samples = [read(file) for file in choose_files(args.run, updates_done(Path(after.folder)))]
+    data = page_data(args.run.resolve().name, cfg, columns, samples, tokenizer)
     replace_text(out, render(data))
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {len(data['steps'])} transitions")
 
