@@ -119,7 +119,6 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
 }
-ROUNDING = dict(atol=5e-6, rtol=0)
 TOKEN_ROWS = [
     TokenRow([3, 9, 10, 11], [5, 6, 7, 12, 8, 2], [13, 14, 15]),
     TokenRow([3, 14, 9], [16, 2], [9, 10, 11, 12, 13, 14, 15]),
@@ -185,10 +184,10 @@ def with_adapters(policy, precision="fp32"):
     return policy
 
 
-def make_critic(policy, scale=0.3):
+def make_critic(policy):
     """A critic whose head is not zero, so that values differ from the start."""
     own = Critic(make_policy().model.get_decoder())
-    torch.nn.init.normal_(own.head.weight, std=scale, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(own.head.weight, std=0.3, generator=torch.Generator().manual_seed(0))
     policy.critic = own
     return policy
 
@@ -256,19 +255,15 @@ def plain_logp(policy, row: TokenRow) -> torch.Tensor:
     return logp.gather(-1, ids[0, first:, None])[:, 0]
 
 
-def run(episodes=EPISODES, updates=1, **settings):
+def run(updates=1, **settings):
     """(weights after the update as one vector, metrics)."""
     cfg = Config(**BASE | settings)
     policy = make_policy()
     reference = make_policy() if cfg.kl_coef else None
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     for k in range(updates):
-        metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
+        metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, k))
     return weights_of(policy), metrics
-
-
-def start() -> torch.Tensor:
-    return weights_of(make_policy())
 
 
 # ---- samplers ----

@@ -17,8 +17,7 @@ from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
-from paw_min.model.batches import collate
-from paw_min.model.policy import Policy, Scores
+from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow, Transition, flatten
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
@@ -169,16 +168,6 @@ def test_only_tokens_above_the_floor_teach(monkeypatch):
     add_answers(s.policy, rows.tokens, (cfg.wm_scale * rows.row_weight).tolist(), loss_of)
     assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
     assert metrics["wm_loss"] > 0 and 0 < metrics["wm_clipped_tokens"] < 1
-
-
-def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
-    """Its batch has empty masks (batches.py: micro_batches)."""
-    batch = collate(ROWS[1:3], [True, True], pad_id=0)
-    scores = Scores(torch.full(batch.obs_mask.shape, -2.0), None)
-    assert probable.loss_of_probable(Config(), scores, batch).per_row.any()
-    batch.obs_mask.zero_()
-    found = probable.loss_of_probable(Config(), scores, batch)
-    assert not found.per_row.any() and not found.counted.any()
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():

@@ -145,7 +145,10 @@ def test_word2world_plays_in_an_environment_from_outside(tmp_path):
     assert run("consistency", *trained, "--eval-tasks", "1")["random"]["n"] == 1
 
 
-def test_word2world_names_what_it_plays_in(tmp_path):
-    for env, named in [("locks", "such as examples.locks"), ("no.such", "no.such")]:
-        with pytest.raises(UserError, match=named):
-            word2world.main(["collect", env, "--out", str(tmp_path)])
+@pytest.mark.parametrize("env, named", [
+    ("locks", "such as examples.locks"), ("no.such", "no.such"),
+    ("examples.locks", "the teacher reads generated tasks only, not 'lock"),
+])
+def test_word2world_names_what_it_cannot_play_in(env, named, tmp_path):
+    with pytest.raises(UserError, match=named):
+        word2world.main(["collect", env, "--agents", "teacher", "--out", str(tmp_path)])

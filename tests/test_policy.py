@@ -16,15 +16,11 @@ from paw_min.model.head import token_scores
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
-from tests.helpers import (
-    FAMILIES,
-    ROUNDING,
-    chatml_tokenizer,
-    make_policy,
-    plain_logp,
-)
+from tests.helpers import FAMILIES, chatml_tokenizer, make_policy, plain_logp
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.model_kinds import write
+
+ROUNDING = dict(atol=5e-6, rtol=0)
 
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:

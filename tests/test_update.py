@@ -31,12 +31,15 @@ from tests.helpers import (
     make_policy,
     plain_logp,
     run,
-    start,
     update,
     weights_of,
 )
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
+
+
+def start() -> torch.Tensor:
+    return weights_of(make_policy())
 
 
 def step_of(**settings) -> torch.Tensor:
