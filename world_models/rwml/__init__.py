@@ -101,10 +101,9 @@ def predict(
 ) -> list[list[Response]]:
     """`n_answers` answers to each prompt, within sampler.sync(policy)."""
     total = len(prompts) * n_answers
-    queue = deque()
-    for i in range(total):
-        seed = request_seed(*seed_key, i)
-        queue.append(Request(i, prompts[i // n_answers], seed))
+    queue = deque(
+        Request(i, prompts[i // n_answers], request_seed(*seed_key, i)) for i in range(total)
+    )
     found = {}
     with progress_bar(total, "predict", "answer") as bar:
         for finished in sampler.generate(queue, temperature, max_tokens):

@@ -103,8 +103,8 @@ def main(argv: list[str] | None = None) -> None:
 def make_triplets(job: RwmlJob) -> dict:
     """Play -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json.
 
-    The triplets are those of the model's own rollouts at temperature 1 (3.1, B.1), those that are
-    held out of its play on the evaluation panel.
+    The triplets come from the model's own rollouts at temperature 1 (3.1, B.1), the held-out ones
+    from its play on the evaluation panel.
     """
     cfg = job.cfg
     settings = job.settings
@@ -131,10 +131,10 @@ def make_triplets(job: RwmlJob) -> dict:
     steps = [step for episode in rolled for step in episode.transitions]
     acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
     make_start(job, split(job, triplets)[0], acts)
-    # The panel is in the order of the task types.
+    # The panel is in the order of the task types, so a part of it is drawn.
     n_held_out = min(HELD_OUT, len(held_out))
-    drawn = generator("held out", cfg.seed).sample(held_out, n_held_out)
-    write_triplets(job.folder / "held_out.jsonl", drawn)
+    held_out = generator("held out", cfg.seed).sample(held_out, n_held_out)
+    write_triplets(job.folder / "held_out.jsonl", held_out)
     write_triplets(job.folder / "triplets.jsonl", triplets)
     return {"triplets": len(triplets), "counts": counts, "panel": play(cfg, panel)}
 

@@ -17,6 +17,7 @@ list them in every step. In Word2World, only WebShop's pages do.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -151,37 +152,22 @@ def hidden_state(game: str) -> str:
 
     From the facts that hold at the start of the game, as in its initial_state.pddl.
     """
-    facts = _facts_engine()
-    facts.load(game)
-    held = {}  # receptacle -> what is in it
-    places = set()
-    openable = set()
-    opened = set()
-    lamps = {}
-    for fact in facts.reset()["facts"]:
-        names = [variable.name.strip() for variable in fact.arguments]
-        if fact.name == "inreceptacle":
-            held.setdefault(names[1], []).append(names[0])
-        elif fact.name == "receptacletype":
-            places.add(names[0])
-        elif fact.name == "openable":
-            openable.add(names[0])
-        elif fact.name == "opened":
-            opened.add(names[0])
-        elif fact.name == "toggleable":
-            lamps.setdefault(names[0], "off")
-        elif fact.name == "istoggled":
-            lamps[names[0]] = "on"
+    world = _facts_engine()
+    world.load(game)
+    facts = defaultdict(list)  # predicate -> the names in each of its facts
+    for fact in world.reset()["facts"]:
+        facts[fact.name].append([variable.name.strip() for variable in fact.arguments])
+    opened, openable = facts["opened"], facts["openable"]
     lines = []
-    for place in sorted(places):
-        if place not in openable and place not in held:
-            continue
+    for place in sorted(name for name, _ in facts["receptacletype"]):
+        things = sorted(f"a {thing}" for thing, where in facts["inreceptacle"] if where == place)
         state = ""
-        if place in openable:
-            state = " (open)" if place in opened else " (closed)"
-        things = [f"a {thing}" for thing in sorted(held.get(place, []))]
-        lines.append(f"The {place}{state}: {', '.join(things) or 'nothing'}.")
-    lines += [f"The {lamp} is {state}." for lamp, state in sorted(lamps.items())]
+        if [place] in openable:
+            state = " (open)" if [place] in opened else " (closed)"
+        if state or things:
+            lines.append(f"The {place}{state}: {', '.join(things) or 'nothing'}.")
+    for (lamp,) in sorted(facts["toggleable"]):
+        lines.append(f"The {lamp} is {'on' if [lamp] in facts['istoggled'] else 'off'}.")
     return "\n".join(lines)
 
 
