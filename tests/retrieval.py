@@ -65,4 +65,4 @@ def wait_for(process, word) -> str:
 def serving(*arguments):
     """The URL of a server that is ready."""
     with started(*arguments, "--port", 0) as process:
-        yield wait_for(process, "ready after").split()[-1]
+        yield wait_for(process, "ready: ").split()[-1]

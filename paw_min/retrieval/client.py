@@ -5,14 +5,14 @@ POST /retrieve takes {"queries": [..], "topk": k, "return_scores": true} and ans
 so do all of Search-R1, whose online search has neither ids nor scores nor topk, and whose documents
 are texts after reranking.
 
-A request that fails is asked again for RETRY seconds if the failure may pass (no connection, HTTP
-408, 425, 429, 502 to 504). Then a test query tells who is to blame:
+After a request that fails, for whatever reason, the client waits until the server answers a test
+query, and then asks the queries in halves, a single one once more:
 
-- If the server does not answer that either, it is gone. It gets `patience` seconds to come back,
-  and START at the start, where the address may be wrong. Then `UserError` ends the run; the same
-  command resumes it from its last checkpoint.
-- If it does, a query of the policy is to blame, such as an empty one, which a server may answer
-  with HTTP 400 or 500. The queries are asked in halves until it is found, and its hits are None.
+- A server that is busy or restarts costs time. If it stays away for `patience` seconds, or for
+  START at the start, where the address may be wrong, `UserError` ends the run. The same command
+  resumes it from its last checkpoint.
+- A query that the server refuses, such as an empty one, which a server may answer with HTTP 400 or
+  500, costs its turn: its hits are None.
 """
 
 import logging
@@ -25,13 +25,12 @@ from paw_min.base.errors import UserError, masked
 from paw_min.retrieval import Hit
 
 # A request has to be answered within `timeout`, even by a server on a CPU. The preset `paper` has
-# up to 1,280 searches at once: if a server cannot answer them in time, no further try helps.
+# up to 1,280 searches at once.
 MAX_QUERIES = 64
 START = 20.0  # seconds; our server opens its port before it loads
-RETRY = 20.0  # seconds: five tries
 FIRST_WAIT = 1.0  # seconds between two tries, doubled each time ..
 LONGEST_WAIT = 30.0  # .. up to this
-BUSY = (408, 425, 429, 502, 503, 504)  # HTTP statuses
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may pass
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +68,7 @@ class SearchClient:
         self._http = requests.Session()
         # No proxy, not even one that the environment names: it would not find a local server.
         self._http.trust_env = False
-        self._check(START, patience)  # A server that loads may be silent for minutes.
+        self._await_server(START)
 
     def search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
         found = []
@@ -79,75 +78,69 @@ class SearchClient:
 
     def _search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
         try:
-            return self._ask(queries, k, RETRY, self.timeout, BUSY)
+            return self._ask(queries, k, self.timeout)
         except BadAnswer as error:
-            reason = error
-        self._check(self.patience, self.timeout)
+            log.info("retrieval server %s: %s; asking again", self.url, error)
+        self._await_server(self.patience)
         if len(queries) > 1:
             middle = len(queries) // 2
             return self._search(queries[:middle], k) + self._search(queries[middle:], k)
-        log.warning("retrieval server %s: %s to the query %.100r, which finds nothing",
-                    self.url, reason, queries[0])
-        return [None]
-
-    def _check(self, patience: float, timeout: float) -> None:
-        """UserError unless the server answers a test query."""
         try:
-            # HTTP 500 to a good query may pass, too, as where a GPU is out of memory.
-            self._ask(["paw"], 1, patience, timeout, (*BUSY, 500))
+            return self._ask(queries, k, self.timeout)
         except BadAnswer as error:
-            if error.may_pass:
-                raise UserError(
-                    f"The retrieval server {self.url} was not available for {patience:g} s "
-                    f"({error}): correct the address, or start it (`python -m "
-                    "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
-                    "the same command, which resumes from its last checkpoint."
-                ) from error
-            raise UserError(
-                f"The answer of {self.url} is not a retrieval server's ({error}): look at its log, "
-                "or give the address of a server with Search-R1's protocol."
-            ) from error
+            log.warning("retrieval server %s: %s to the query %.100r, which finds nothing",
+                        self.url, error, queries[0])
+            return [None]
 
-    def _ask(self, queries: list[str], k: int, patience: float, timeout: float,
-             busy: tuple[int, ...]) -> list[list[Hit]]:
-        """The hits. BadAnswer if there are none after `patience` seconds of tries.
-
-        busy: HTTP statuses that may pass.
-        """
-        body = {"queries": queries, "topk": k, "return_scores": True}
+    def _await_server(self, patience: float) -> None:
+        """Ask a test query until the server answers; UserError after `patience` seconds."""
         start = time.monotonic()
         wait = FIRST_WAIT
         while True:
             try:
-                # A redirected POST would become a GET.
-                answer = self._http.post(
-                    self._address, json=body, timeout=timeout, allow_redirects=False
+                # A server that loads may be silent for minutes.
+                self._ask(["paw"], 1, timeout=self.patience)
+                return
+            except BadAnswer as error:
+                reason = error
+            if not reason.may_pass:
+                raise UserError(
+                    f"The answer of {self.url} is not a retrieval server's ({reason}): look at its "
+                    "log, or give the address of a server with Search-R1's protocol."
                 )
-                if answer.status_code not in busy:
-                    return _hits(answer, len(queries), k)
-                reason = _excerpt(answer)
-            except requests.RequestException as error:
-                # The innermost cause, such as "[Errno 111] Connection refused".
-                cause = masked(" ".join(str(error).split()).rpartition(": ")[2])
-                reason = f"{type(error).__name__}, {cause[:200]}".rstrip("\"')")
             if time.monotonic() + wait > start + patience:
-                raise BadAnswer(reason, may_pass=True)
+                raise UserError(
+                    f"The retrieval server {self.url} was not available for {patience:g} s "
+                    f"({reason}): correct the address, or start it (`python -m "
+                    "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
+                    "the same command, which resumes from its last checkpoint."
+                )
             log.warning("retrieval server %s: %s; next try in %g s", self.url, reason, wait)
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-
-def _hits(answer: requests.Response, n: int, k: int) -> list[list[Hit]]:
-    """The hits of n queries: the first k of each, if a server ignores topk."""
-    if answer.status_code != 200:
-        raise BadAnswer(_excerpt(answer))
-    try:
-        found = [[_hit(entry) for entry in hits[:k]] for hits in answer.json()["result"]]
-        if len(found) != n:
-            raise ValueError(f"{len(found)} results for {n} queries")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise BadAnswer(f"{type(error).__name__}, {_excerpt(answer)}") from error
-    return found
+    def _ask(self, queries: list[str], k: int, timeout: float) -> list[list[Hit]]:
+        """The hits: the first k of each query, if a server ignores topk. Else BadAnswer."""
+        body = {"queries": queries, "topk": k, "return_scores": True}
+        try:
+            # A redirected POST would become a GET.
+            answer = self._http.post(
+                self._address, json=body, timeout=timeout, allow_redirects=False
+            )
+        except requests.RequestException as error:
+            # The innermost cause, such as "[Errno 111] Connection refused".
+            cause = masked(" ".join(str(error).split()).rpartition(": ")[2])
+            reason = f"{type(error).__name__}, {cause[:200]}".rstrip("\"')")
+            raise BadAnswer(reason, may_pass=True) from None
+        if answer.status_code != 200:
+            raise BadAnswer(_excerpt(answer), may_pass=answer.status_code in BUSY)
+        try:
+            found = [[_hit(entry) for entry in hits[:k]] for hits in answer.json()["result"]]
+            if len(found) != len(queries):
+                raise ValueError(f"{len(found)} results for {len(queries)} queries")
+        except Exception as error:  # noqa: BLE001 - whatever another program has sent
+            raise BadAnswer(f"{type(error).__name__}, {_excerpt(answer)}") from error
+        return found
 
 
 def _hit(entry: dict) -> Hit:

@@ -12,7 +12,6 @@ loaded wait. Needs fastapi and uvicorn, and for dense vectors sentence-transform
 
 import argparse
 import socket
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,25 +96,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """An open port; UserError if it cannot be opened."""
-    # asyncio disables Nagle's algorithm, which delays each answer by 40 ms, only where it sees TCP.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rebind at once after a crash
+    """An open port, at which requests wait until uvicorn starts; UserError without one."""
     try:
-        listener.bind((host, port))
-        listener.listen()  # requests that arrive before uvicorn starts wait in the queue
+        listener = socket.create_server((host, port))
     except (OSError, OverflowError, TypeError) as error:  # a port above 65535; a host like é..b
-        reason = getattr(error, "strerror", error)
         raise UserError(
-            f"port {port} of {host} cannot be opened ({reason}): choose another --host or "
-            "--port, or stop the server that uses it."
+            f"port {port} of {host} cannot be opened ({error}): choose another --host or --port, "
+            "or stop the server that uses it."
         ) from error
+    # Nagle's algorithm would delay each answer by 40 ms. asyncio does not see that this is TCP.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    start = time.monotonic()
     listener = listen(args.host, args.port)
     url = f"http://{args.host}:{listener.getsockname()[1]}"
     print(f"{url}: loading", flush=True)
@@ -123,8 +118,7 @@ def main(argv: list[str] | None = None) -> None:
         app = make_app(load(args))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    seconds = time.monotonic() - start
-    print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
+    print(f"ready: {args.retriever} at {url}/retrieve", flush=True)
     # Without lifespan="off", a second Ctrl-C prints a traceback.
     config = uvicorn.Config(app, log_level="warning", lifespan="off")
     with suppress(KeyboardInterrupt):
