@@ -3,20 +3,27 @@
     python -m research.tables [PAGE ...]    rewrites them (default: in all pages)
     python -m research.tables --check       only says which pages would change
 
-In a page, a table stands between two comments; the first one has the name of a function of this
-file and its arguments:
+A table stands between two comments. The first one names files of runs, relative to research/, and
+perhaps a world in them:
 
-    <!-- table: fidelity alfworld webshop -->
-    ...
+    <!-- table: objective/mask.jsonl fog -->
+    | fog | difference |
+    |---|---|
+    | rho 0.2 x1 - ce x1 | +12.2 [+5.7, +18.6] |
     <!-- end -->
 
-Files are named relative to research/. How they were made is on the page.
+The page chooses what such a table shows, by the names in it; the numbers are made again. A row is
+an arm, or a difference of two. A column is a measure (COLUMNS), or a world. If it is an arm or a
+difference itself, the rows are worlds.
+
+Another table has the name of a function of this file, and its arguments.
 """
 
 import json
 import re
 import shlex
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,32 +32,26 @@ from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
-from research.bench import step as bench_of_a_step
+from research.bench import step
 from research.board import __main__ as the_board
-from research.boxes import study as boxes_study
-from research.hidden import study as hidden_study
-from research.locks import package as locks_package
-from research.locks import study as locks_study
-from research.locks import worlds as locks_worlds
-from research.objective import mask as objective_mask
-from research.objective import study as objective_study
-from research.one_file_runs import KEY, in_world
 from research.study import (
     Measure,
     Runs,
+    above,
     area,
+    difference,
     end,
+    level,
+    main_measure,
     markdown_table,
     read_runs,
     seeds_of,
-    training_area,
-    training_end,
 )
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
 BEGIN = re.compile("^<!-- table: ", re.M)
-MARKED = re.compile(r"^(<!-- table: (.*) -->\n)(?:(?!<!-- table: ).*\n)*?<!-- end -->$", re.M)
+MARKED = re.compile(r"^(<!-- table: (.*) -->\n)((?:(?!<!-- table: ).*\n)*?)<!-- end -->$", re.M)
 
 
 def load(file: str):
@@ -61,97 +62,95 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def part(text: str, number: int) -> str:
-    """Part 1, 2, ... of a text of several parts with an empty line between them."""
-    return text.strip().split("\n\n")[number - 1]
+# ---- arms and their differences ----
 
 
-def excerpt(call: str, rows: str, columns: str) -> str:
-    """Some rows (or "", all) and columns of another table; names are separated by ";"."""
-    lines = [line.strip("| ").split("|") for line in table_of(call).splitlines()]
-    header, _, *body = [[cell.strip() for cell in line] for line in lines]
-    by_name = {line[0]: dict(zip(header, line)) for line in body}
-    names = columns.split(";")
-    shown = rows.split(";") if rows else by_name
-    lines = [[row, *(by_name[row].get(name, "") for name in names)] for row in shown]
-    return markdown_table([header[0], *names], lines)
+@dataclass(frozen=True)
+class Column:
+    """A measure of each row's arm, minus that of `base`."""
+
+    measure: Measure
+    base: str = ""
+    digits: int = 1
 
 
-def exercises(number: str) -> str:
-    return part((FOLDER / "locks/exercises.txt").read_text(), int(number))
+COLUMNS = {
+    "mean of the curve": Column(area),
+    "minus GRPO": Column(area, "grpo"),
+    "minus PaW": Column(area, "paw"),
+    "mean": Column(area),
+    "at the end": Column(end),
+    "end minus GRPO": Column(end, "grpo"),
+    "end minus PaW": Column(end, "paw"),
+    "last ten": Column(end),
+    "last ten updates": Column(end),
+    "held out": Column(lambda run: 100 * run["held_out"][-1]),
+    "first": Column(lambda run: 100 * run["first"][-1]),
+    "p(material)": Column(lambda run: run["material"][-1], digits=2),
+    "difference": Column(main_measure),
+}
+COUNTS = ("seeds", "above on")
+WRITTEN = ("world", "expected")  # the page's author writes these; a row's world is that of its arms
+# How tables name an arm or a world whose name in the file is another.
+NAMES = {
+    "GRPO": "grpo", "PaW": "paw", "ECHO": "echo 0.05", "gce": "gce 0.5 x0.05, all",
+    "probable": "probable 0.03 x0.05, all", "128 names, the default": "",
+}
 
 
-def board() -> str:
-    return the_board.table(the_board.read_results())
+def filled(table: str, files: list[str], world: str) -> str:
+    """A table of a page, with its numbers from these files of runs."""
+    worlds = read_runs(*(FOLDER / file for file in files))
+    header, _, *body = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()
+    ]
+    for row in body:
+        cells = dict(zip(header, row))
+        for k, column in enumerate(header[1:], start=1):
+            if column in COLUMNS or column in COUNTS:
+                row[k] = number(worlds[cells.get("world", world)], row[0], column)
+            elif column in worlds:
+                row[k] = number(worlds[column], row[0], "difference")
+            elif column not in WRITTEN:
+                row[k] = number(worlds[NAMES.get(row[0], row[0])], column, "difference")
+    return markdown_table(header, body)
 
 
-# Each step of LEARN.md: its title, the flags of one_file.py that train it, its entry on the board.
-LADDER = (
-    ("GRPO", "--arms grpo", "grpo"),
-    ("+ cross entropy on o'", "--arms paw --loss ce --alpha 1 --lambda-g constant", "ce_all"),
-    ("+ the selection", "--arms paw --loss ce --lambda-g constant", "ce_selected"),
-    ("+ the clipped MAE", "--arms paw --lambda-g constant", "constant"),
-    ("+ λ_g: PaW", "--arms paw", "paw"),
-)
-
-
-def ladder() -> str:
-    results = the_board.read_results()
-    lines = []
-    for title, flags, entry in LADDER:
-        means = [f"{np.mean(results[entry][world]):.1f}" for world in the_board.WORLDS]
-        lines.append([title, f"`{flags}`", *means])
-    return markdown_table(["step", "flags", *the_board.WORLDS], lines)
-
-
-# ---- bench ----
-
-
-def bench_step() -> str:
-    return bench_of_a_step.table()
-
-
-def bench_lora() -> str:
-    """The trainer's sums x vLLM's rounding: both as in this project, one of them, and neither."""
-    lines = []
-    for entry in load("bench/results/lora.json")[1:]:
-        ours, near = entry["random"], entry["nearest"]
-        here, peft = entry["gain"], entry["gain of peft"]
-        for way, gain, engine, gap in (
-            ("both", here, ours, ours["gap"]),
-            ("random rounding alone", peft, ours, ours["gap_of_peft"]),
-            ("exact sums alone", here, near, near["gap"]),
-            ("neither", peft, near, near["gap_of_peft"]),
-        ):
-            arrives = f"{percent(engine['arrives'])} %"
-            lines.append([str(entry["steps"]), way, gain, engine["gain"], arrives, gap])
-    header = ["steps", "repaired", "gain of the trainer", "in vLLM", "s B A in vLLM", "gap"]
-    return markdown_table(header, lines)
-
-
-def bench_update() -> str:
-    reports = {name: load(f"bench/results/gpu/update-{name}.json") for name in ("1.5b", "smollm2")}
-    lines = {}
-    for name, report in reports.items():
-        cells = {
-            f"{what}, seconds": f"{report['seconds'][what]:.2f}"
-            for what in ("generate", "old and reference pass", "learn")
-        }
-        for what, speed in report["tokens_per_s"].items():
-            cells[f"{what}, tokens per second"] = f"{speed:,.0f}"
-        cells["gap, nats per token"] = f"{report['gap']:.1e}"
-        cells["learn, MFU in %"] = f"{100 * report['mfu']:.0f}"
-        cells["peak of the trainer, GB"] = f"{report['peak_gb']:.1f}"
-        for shape, percent in report["paw_over_grpo_percent"].items():
-            for what, value in percent.items():
-                cells[f"PaW over GRPO, {shape}, {what} in %"] = f"{value:+.1f}"
-        for what, cell in cells.items():
-            lines.setdefault(what, [what]).append(cell)
-    return markdown_table(["an update", *reports], [*lines.values()])
+def number(runs: Runs, row: str, column: str) -> str:
+    """A cell. row: "paw", "paw - grpo", or "paw - grpo, seeds 4 to 7"."""
+    row, _, seeds = row.partition(", seeds ")
+    if seeds:
+        first, last = map(int, seeds.split(" to "))
+        runs = {(arm, seed): run for (arm, seed), run in runs.items() if first <= seed <= last}
+    arms = [arm if seeds_of(runs, arm) else NAMES.get(arm, arm) for arm in row.split(" - ")]
+    if column == "seeds":
+        return str(len(seeds_of(runs, *arms)))
+    if column == "above on":
+        return above(runs, *arms, area)
+    shown = COLUMNS[column]
+    if shown.base:
+        arms.append(shown.base)
+    if len(arms) == 2:
+        return difference(runs, *arms, shown.measure)
+    return level(runs, *arms, shown.measure, shown.digits)
 
 
 # ---- the front page ----
 
+OURS = "grpo", "paw", "placebo"
+STUDIES = (  # row, file, world, arms, entry of LOG.md
+    ("locks, 0.1 M parameters", "locks/runs.jsonl", "", (*OURS, "ce 0.05"), "locks"),
+    ("locks in the package, KL term, other seeds", "locks/package.jsonl", "", (*OURS, "echo"),
+     "locks-in-the-package"),
+    ("locks with serial numbers", "locks/worlds.jsonl", "large", (*OURS, "echo 0.05"),
+     "a-world-for-each-choice"),
+    ("the same, smaller model, 64 locks, 120 updates", "locks/worlds.jsonl", "serials",
+     (*OURS, "echo 0.05"), "a-world-for-each-choice"),
+    ("locks as games of ALFWorld's engine, KL term", "hidden/runs.jsonl", "",
+     ("grpo-kl", "paw-kl", "placebo-kl", "echo-kl"), "alfworlds-engine"),
+    ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", "boxes/runs.jsonl",
+     "", (*OURS, "echo"), "smollm2"),
+)  # fmt: skip
 # In research/closed.md; at its commit, study/study.json has the means.
 STAND_IN = "[8](research/closed.md#does-it-help-our-stand-ins)"
 CLOSED = [
@@ -165,85 +164,23 @@ def front() -> str:
 
     A cell has success at the end and its mean over training; "-": not run.
     """
-    in_locks, in_package, in_engine, in_words = (
-        read_runs(study.RUNS) for study in (locks_study, locks_package, hidden_study, boxes_study)
-    )
-    in_worlds = read_runs(locks_worlds.RUNS, KEY)
-    serials, large = (in_world(world, in_worlds) for world in ("serials", "large"))
-    exact, trained = (end, area), (training_end, training_area)
-    ours = ["grpo", "paw", "placebo"]
-    rows = [
-        ("locks, 0.1 M parameters", exact, in_locks, [*ours, "ce 0.05"],
-         "locks"),
-        ("locks in the package, KL term, other seeds", exact, in_package,
-         [*ours, "echo"], "locks-in-the-package"),
-        ("locks with serial numbers", exact, large, [*ours, "echo 0.05"],
-         "a-world-for-each-choice"),
-        ("the same, smaller model, 64 locks, 120 updates", exact, serials,
-         [*ours, "echo 0.05"], "a-world-for-each-choice"),
-        ("locks as games of ALFWorld's engine, KL term", trained, in_engine,
-         [f"{arm}-kl" for arm in (*ours, "echo")], "alfworlds-engine"),
-        ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", trained,
-         in_words, [*ours, "echo"], "smollm2"),
-    ]  # fmt: skip
     lines = []
-    for label, measures, runs, arms, entry in rows:
-        cells = [both_means(runs, arm, arms[0], measures) for arm in arms]
+    for label, file, world, arms, entry in STUDIES:
+        runs = read_runs(FOLDER / file)[world]
         seeds = len(seeds_of(runs, arms[0]))
+        cells = [end_and_mean(runs, arm, seeds) for arm in arms]
         lines.append([label, *cells, f"[{seeds}](research/LOG.md#{entry})"])
     return markdown_table(["", "GRPO", "PaW", "placebo", "ECHO", "seeds"], [*lines, *CLOSED])
 
 
-def both_means(runs: Runs, arm: str, base: str, measures: tuple[Measure, Measure]) -> str:
-    """ "end / mean of the curve" over the seeds of `base`; their number, if `arm` lacks some."""
-    seeds = seeds_of(runs, arm, base)
-    if not seeds:
+def end_and_mean(runs: Runs, arm: str, n_seeds: int) -> str:
+    """ "end / mean of the curve" of an arm; with the number of its seeds, if it is not n_seeds."""
+    own = len(seeds_of(runs, arm))
+    if not own:
         return "-"
-    cell = "\u00a0/\u00a0".join(  # spaces that do not break a line
-        f"{np.mean([measure(runs[arm, seed]) for seed in seeds]):.1f}" for measure in measures
-    )
-    return cell if len(seeds) == len(seeds_of(runs, base)) else f"{cell} ({len(seeds)} seeds)"
-
-
-# ---- locks and hidden ----
-
-
-def locks(number: str) -> str:
-    return locks_study.tables(read_runs(locks_study.RUNS))[int(number) - 1]
-
-
-def package() -> str:
-    return locks_package.table()
-
-
-def worlds(name: str) -> str:
-    """name: by_world or pairs."""
-    return getattr(locks_worlds, name)(read_runs(locks_worlds.RUNS, KEY))
-
-
-def hidden(kind: str, suffix: str = "") -> str:
-    """kind: means or differences. suffix: of the arms."""
-    return hidden_study.tables(read_runs(hidden_study.RUNS), suffix)[kind]
-
-
-def boxes(kind: str = "") -> str:
-    """kind: serials, norms, holm, or none, the differences without serial numbers."""
-    runs = read_runs(boxes_study.RUNS)
-    if kind == "norms":
-        return boxes_study.norms()
-    if kind == "holm":
-        return boxes_study.holm(runs)
-    pairs = boxes_study.OF_SERIALS if kind else boxes_study.DIFFERENCES
-    return boxes_study.differences(runs, pairs)
-
-
-def objective() -> str:
-    return objective_study.differences()
-
-
-def mask(kind: str, world: str) -> str:
-    """kind: means or differences."""
-    return getattr(objective_mask, kind)(world)
+    space = "\u00a0"  # does not break a line
+    cell = f"{level(runs, arm, end)}{space}/{space}{level(runs, arm, area)}"
+    return cell if own == n_seeds else f"{cell} ({own} seeds)"
 
 
 # ---- runs ----
@@ -271,12 +208,40 @@ def runs() -> str:
     return markdown_table(["benchmark", "before", "after", "mean rise", "score"], lines)
 
 
-# ---- walkthrough ----
+# ---- LEARN.md ----
+
+
+def part(text: str, number: int) -> str:
+    """Part 1, 2, ... of a text of several parts with an empty line between them."""
+    return text.strip().split("\n\n")[number - 1]
+
+
+def exercises(number: str) -> str:
+    return part((FOLDER / "locks/exercises.txt").read_text(), int(number))
 
 
 def walkthrough(number: str) -> str:
     """A table, a prompt or a response."""
     return part((FOLDER / "walkthrough/tables.txt").read_text(), int(number))
+
+
+# Each step of LEARN.md: its title, the flags of one_file.py that train it, its entry on the board.
+LADDER = (
+    ("GRPO", "--arms grpo", "grpo"),
+    ("+ cross entropy on o'", "--arms paw --loss ce --alpha 1 --lambda-g constant", "ce_all"),
+    ("+ the selection", "--arms paw --loss ce --lambda-g constant", "ce_selected"),
+    ("+ the clipped MAE", "--arms paw --lambda-g constant", "constant"),
+    ("+ λ_g: PaW", "--arms paw", "paw"),
+)
+
+
+def ladder() -> str:
+    results = the_board.read_results()
+    lines = []
+    for title, flags, entry in LADDER:
+        means = [f"{np.mean(results[entry][world]):.1f}" for world in the_board.WORLDS]
+        lines.append([title, f"`{flags}`", *means])
+    return markdown_table(["step", "flags", *the_board.WORLDS], lines)
 
 
 # ---- rwml and word2world ----
@@ -316,20 +281,36 @@ def consistency() -> str:
     return markdown_table(header, lines)
 
 
+# ---- what its command prints ----
+
+
+def board() -> str:
+    return the_board.table(the_board.read_results())
+
+
+def bench_step() -> str:
+    return step.table()
+
+
 # ---- the pages ----
 
 
 def with_new_tables(text: str) -> str:
     """The text of a page with its tables made again."""
-    new, number = MARKED.subn(lambda found: f"{found[1]}{table_of(found[2])}\n<!-- end -->", text)
+    new, number = MARKED.subn(
+        lambda found: f"{found[1]}{table_of(found[2], found[3])}\n<!-- end -->", text
+    )
     if number != len(BEGIN.findall(text)):
         raise UserError("a table has no <!-- end -->: add it after its last line.")
     return new
 
 
-def table_of(call: str) -> str:
-    """The table of a marker: the name of a function of this file, and its arguments."""
+def table_of(call: str, before: str) -> str:
+    """The table of a marker. before: as it stands on the page."""
     name, *words = shlex.split(call)
+    if name.endswith(".jsonl"):
+        files = [name, *(word for word in words if word.endswith(".jsonl"))]
+        return filled(before, files, "".join(words[len(files) - 1 :]))
     function = globals().get(name)
     if not callable(function):
         raise UserError(f"<!-- table: {call} -->: research/tables.py has no function {name!r}.")

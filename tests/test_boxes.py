@@ -1,28 +1,21 @@
-"""examples/boxes.py and its study, with a tiny random model in place of SmolLM2."""
+"""examples/boxes.py, with a tiny random model in place of SmolLM2."""
 
-import runpy
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from examples import boxes, locks, probable
-from paw_min import cli, train, update
+from examples import boxes, locks
+from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.config import METHOD_PRESETS, Config, parse_args
+from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
-from paw_min.rows import flatten
 from paw_min.running import runs
 from paw_min.toy.standins import make_tokenizer
-from research.boxes import study
-from research.boxes.material import material, most_predicted
-from tests.helpers import BASE, EPISODES, ROWS, SMOLLM2, make_policy, plain_logp, run, weights_of
+from tests.helpers import SMOLLM2
 
 WORLD = boxes.make_world(7)
 TEXTS = [boxes.ask(name) for name in boxes.NAMES] + [
@@ -126,99 +119,3 @@ def test_a_run(start, tmp_path):
     assert line["responses_cut"] + line["valid"] == pytest.approx(1.0)
     policy = load_policy(str(start))
     assert {policy.decode([token]) for token in policy.eos_ids[1:]} == set(boxes.TOOLS)
-
-
-@pytest.mark.parametrize("micro_tokens", [60, 10_000])
-def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens, monkeypatch):
-    """And the update is PaW's, bit for bit."""
-    monkeypatch.setattr("research.boxes.material.most_predicted", lambda policy: 0.5)
-    settings = dict(alpha=1.0, lambda_g="constant", mini_batch=0, micro_tokens=micro_tokens)
-    cfg, policy = Config(**BASE | settings), make_policy()
-    first = [plain_logp(policy, t)[len(t.response_ids)].exp().item() for t in ROWS if t.obs_ids]
-    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
-    s = SimpleNamespace(policy=policy, optimizer=optimizer)
-    rows = update.prepare(cfg, policy, None, flatten(EPISODES))
-    metrics = material(cfg, s, rows, 0)
-    assert metrics.pop("wm_p_most") == 0.5
-    assert metrics.pop("wm_p_first") == pytest.approx(sum(first) / len(first), rel=1e-5)
-    weights, expected = run(**settings)
-    assert torch.equal(weights_of(policy), weights)
-    assert metrics == {name: expected[name] for name in metrics}
-    # There is none without a trained observation.
-    nothing = replace(rows, row_weight=torch.zeros_like(rows.row_weight))
-    assert not {"wm_p_first", "wm_p_most"} & {*material(cfg, s, nothing, 1)}
-
-
-def test_the_most_predicted_material_is_measured_over_all_boxes(start):
-    policy = load_policy(str(start))
-    with torch.no_grad():
-        p = [policy.model(torch.tensor([policy.encode(f"Box of {name} hammer")])).logits[0, -1]
-             .softmax(-1) for name in boxes.NAMES]
-    means = {word: torch.stack(p)[:, policy.encode(f" {word}")].mean().item()
-             for word in boxes.MATERIALS}
-    assert most_predicted(policy) == pytest.approx(max(means.values()), rel=1e-5)
-    # The runs have bf16 passes and adapters.
-    trained = load_policy(str(start), precision="bf16")
-    lora.attach(trained.model, 2, "bf16", 0, None)
-    assert most_predicted(trained) == pytest.approx(max(means.values()), rel=0.05)
-
-
-def settings_of(presets, method: str, flags: list[str]) -> Config:
-    """As cli.main has them for a method of one's own."""
-    presets = {name: preset | {"method": method} for name, preset in presets.items()}
-    return parse_args("boxes", presets, "", flags)[0]
-
-
-@pytest.mark.parametrize("arm", study.ARMS)
-def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(arm, monkeypatch):
-    play = Mock(return_value=[{"eval_success": 0.0}, {"eval_success": 1.0}])
-    monkeypatch.setattr(study.study, "play", play)
-    assert study.train((arm, 3))["held_out"] == [0.0, 1.0]
-    module, flags, _ = play.call_args.args
-    measured = module == "research.boxes.material"
-    method = "material" if measured else Config.method
-    cfg = settings_of(boxes.PRESETS, method, flags[flags[0] == "probable" :])
-    assert cfg.seed == 3 and cfg.paw == measured
-    if arm == "echo":
-        echo = METHOD_PRESETS["echo"] | {"wm_scale": 1.0}
-        assert echo.items() <= vars(cfg).items()
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # they are run as scripts
-def test_probable_runs_with_echos_settings(monkeypatch):
-    run, fork = Mock(), Mock()
-    monkeypatch.setattr(boxes, "run", run)
-    monkeypatch.setattr(cli, "fork", fork)
-    monkeypatch.setattr("sys.argv", ["x", "probable", "--seed", "3"])
-    runpy.run_module("research.boxes.material", run_name="__main__")
-    runpy.run_module("examples.probable", run_name="__main__")
-    presets, _, method, flags = run.call_args.args
-    cfg = settings_of(presets, method.__name__, flags)
-    assert cfg.method == "probable_material"
-    assert METHOD_PRESETS["echo"].items() <= vars(cfg).items()
-    assert fork.call_args.args[1] == METHOD_PRESETS["echo"]
-    assert probable.FLOOR == 0.03
-
-
-def test_a_difference_has_common_seeds_and_an_interval_from_four():
-    """Three seeds are shown one by one; a picture has the seeds of all of its arms."""
-    runs = {
-        (arm, seed): {"success": [share] * 20, "held_out": [0.0, share]}
-        for arm, share in (("paw", 0.75), ("grpo", 0.5)) for seed in range(5)
-    }
-    pair = (("paw", "grpo"),)
-    assert "| 5 | +25.0 [+25.0, +25.0] |" in study.differences(runs, pair)
-    del runs["grpo", 0]
-    assert "| 4 | +25.0 [+25.0, +25.0] |" in study.differences(runs, pair)
-    del runs["paw", 1]
-    assert "| 3 | +25.0, +25.0, +25.0 |" in study.differences(runs, pair)
-
-
-def test_the_table_has_every_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study, "FOLDER", tmp_path)
-    study.table()
-    printed = capsys.readouterr().out
-    assert "| echo | 0 | 43.4 | 93.4 | 78.1 | 0.906 | - |" in printed
-    runs = study.study.read_runs(study.RUNS)
-    assert all(f"| {arm} | {seed} | " in printed for arm, seed in runs)
-    assert all((tmp_path / f"curves{suffix}.png").exists() for suffix in study.PICTURES)

@@ -3,12 +3,9 @@
 import json
 
 import pytest
-import torch
 
 from examples import hidden
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import load_policy
-from research.hidden import study
 
 SEED = 1
 WORLD = hidden.make_world(SEED)
@@ -74,29 +71,3 @@ def test_worlds():
     assert WORLD == hidden.make_world(SEED) != hidden.make_world(SEED + 1)
     kinds = [kind for pair in hidden.make_pairs(SEED)["train"] for kind in pair]
     assert {kinds.count(kind) for kind in hidden.KINDS} == {hidden.ROUNDS}
-
-
-def test_what_a_model_knows_of_the_materials(tmp_path, monkeypatch):
-    """Against a pass for each kind and receptacle, up to the material in o'."""
-    monkeypatch.setattr(hidden, "WARM_STEPS", 0)  # a random model
-    hidden.warm_start(tmp_path / "start", SEED)
-    monkeypatch.setattr(hidden, "make_world", lambda seed: WORLD)
-    kind_of = {material: kind for kind, material in WORLD.material_of.items()}
-    monkeypatch.setattr(hidden, "KINDS", list(kind_of.values()))  # one of each material
-    policy = load_policy(str(tmp_path / "start"))
-    names = [policy.encode(name)[0] for name in hidden.MATERIALS]
-    true, first = [], []
-    for kind in hidden.KINDS:
-        p = torch.zeros(len(names))
-        for receptacle in hidden.RECEPTACLES:
-            outcome = "Clean" if receptacle == WORLD.cleaner(kind) else "Dirty"
-            ids = policy.encode_chat(f"clean {kind.lower()} 1 with")
-            ids += policy.encode_response(receptacle.lower()) + policy.encode(outcome)
-            with torch.no_grad():
-                p += policy.model(torch.tensor([ids])).logits[0, -1].softmax(-1)[names]
-        number = hidden.MATERIALS.index(WORLD.material_of[kind])
-        true.append(p[number].item() / len(hidden.RECEPTACLES))
-        first.append(p.argmax().item() == number)
-    assert len(set(true)) == 8 and 0 < sum(first) < 8
-    expected = (sum(true) / 8, sum(first) / 8)
-    assert study.material(SEED, tmp_path / "start") == pytest.approx(expected, rel=1e-4)

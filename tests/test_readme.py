@@ -144,10 +144,12 @@ def test_links_lead_somewhere(page):
 
 
 def command_lines(text: str) -> Iterable[str]:
-    """Indented and fenced lines, and code in backticks."""
+    """Indented and fenced lines, and code in backticks; not what runs in another commit."""
     blocks = re.findall(r"```(?:bash|sh|console)?\n(.*?)```", text, flags=re.S)
-    blocks += re.findall(r"(?:^ {4,}\S.*\n)+", text, flags=re.M)
+    blocks += re.findall(r"(?:^ {4,}\S.*\n(?:\n(?= {4,}\S))?)+", text, flags=re.M)
     for block in blocks:
+        if "git worktree add" in block:
+            continue
         yield from block.replace("\\\n", " ").splitlines()
     yield from code_spans(text)
 

@@ -46,19 +46,6 @@ def test_quantiles_of_student(df, share, quantile):
     assert stats.t_quantile(df, share) == pytest.approx(quantile, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_holm_corrects_for_the_differences_that_are_left():
-    """Two-sided 5 % of t(3): 3.18 for one difference, 4.18 for two, 4.86 for three."""
-    spread = [-1.0, -1.0, 1.0, 1.0]  # a standard error of 0.577
-
-    def of_t(t: float) -> list[float]:
-        return [3**-0.5 * t + x for x in spread]
-
-    assert stats.holm({"a": of_t(4.5), "b": of_t(-5), "c": of_t(1)}) == ["b", "a"]
-    assert stats.holm({"a": of_t(4.5), "b": of_t(-4), "c": of_t(1)}) == []
-    assert stats.holm({"a": of_t(3.3)}) == ["a"] and stats.holm({}) == []
-
-
 def test_the_interval_resamples_seeds_and_then_tasks():
     interval = stats.bootstrap_interval
     assert interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)

@@ -1,14 +1,11 @@
-"""The tables of the pages are those of the recorded files; studies draw pictures of them."""
+"""The tables of the pages are those of the recorded files."""
 
 import json
 
 import pytest
 
 from research import tables
-from research.hidden import study as hidden
-from research.locks import study as locks
-from research.locks import worlds
-from research.study import KEY, read_lines, read_runs
+from research.study import read_lines
 
 ROOT = tables.ROOT
 
@@ -19,29 +16,70 @@ def test_the_tables_of_a_page_are_those_of_the_files(page):
     assert tables.with_new_tables(text) == text, "run python -m research.tables"
 
 
+@pytest.fixture
+def fill(tmp_path, monkeypatch):
+    """A table with its numbers, of runs that succeed in this share of their episodes, in percent.
+
+    PaW is 10 points above GRPO on four seeds, and 20 on seed 5; ECHO has seed 5 alone.
+    """
+    success = {"grpo": [20] * 5, "paw": [30] * 4 + [40], "echo 0.05": [None] * 4 + [70]}
+    runs = [
+        {"world": world, "arm": arm, "seed": seed, "success": [0.9, percent / 100, more / 100]}
+        for world, more in (("plain", 50), ("polish", 90))
+        for arm, values in success.items()
+        for seed, percent in enumerate(values, start=1) if percent is not None
+    ]
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+
+    def filled(header: str, *rows: str, world: str = "plain") -> list[str]:
+        lines = [header, header, *rows]
+        page = f"<!-- table: runs.jsonl {world} -->\n" + "\n".join(lines) + "\n<!-- end -->"
+        return tables.with_new_tables(page).splitlines()[3:-1]
+
+    return filled
+
+
+def test_a_row_is_an_arm_or_a_difference_and_a_column_a_measure(fill):
+    assert fill(
+        "| arm | seeds | mean of the curve | at the end | minus GRPO |",
+        "| grpo | | | | old |", "| PaW | | | | |", "| ECHO | | | | |",
+    ) == [
+        "| grpo | 5 | 35.0 | 50.0 |  |",
+        "| PaW | 5 | 41.0 | 50.0 | +6.0 [+3.2, +8.8] |",  # 5 four times, and 10
+        "| ECHO | 1 | 60.0 | 50.0 | +25.0 |",  # no interval
+    ]
+    assert fill(
+        "| difference | seeds | mean | above on |",
+        "| PaW - GRPO | | | |", "| PaW - GRPO, seeds 2 to 4 | | | |", "| ce - GRPO | | | |",
+    ) == [
+        "| PaW - GRPO | 5 | +6.0 [+3.2, +8.8] | 5 of 5 |",
+        "| PaW - GRPO, seeds 2 to 4 | 3 | +5.0, +5.0, +5.0 | 3 of 3 |",
+        "| ce - GRPO | 0 | - | 0 of 0 |",
+    ]
+
+
+def test_a_row_or_a_column_may_be_a_world(fill):
+    """In `polish`, the end counts, which is the same for all."""
+    assert fill(
+        "| comparison | plain | polish |", "| paw | | |", "| paw - grpo | | |", world=""
+    ) == ["| paw | 41.0 | 90.0 |", "| paw - grpo | +6.0 [+3.2, +8.8] | +0.0 [+0.0, +0.0] |"]
+    assert fill("| world | GRPO | PaW - GRPO |", "| plain | | |", world="") == [
+        "| plain | 35.0 | +6.0 [+3.2, +8.8] |"
+    ]
+    assert fill(
+        "| comparison | world | expected | difference |",
+        "| paw - grpo | plain | above 0 | |", world="",
+    ) == ["| paw - grpo | plain | above 0 | +6.0 [+3.2, +8.8] |"]
+
+
 def test_a_seed_that_an_arm_lacks_is_named_in_its_cell(tmp_path, monkeypatch):
     """The seeds of a row are those of GRPO."""
-    lines = read_lines(locks.RUNS)
-    left = [line for line in lines if (line["arm"], line["seed"]) != ("ce 0.05", locks.SEEDS[-1])]
-    monkeypatch.setattr(locks, "RUNS", tmp_path / "runs.jsonl")
-    locks.RUNS.write_text("".join(json.dumps(line) + "\n" for line in left))
+    lines = read_lines(tables.FOLDER / "locks/runs.jsonl")
+    left = [line for line in lines if (line["arm"], line["seed"]) != ("ce 0.05", 17)]
+    assert len(left) == len(lines) - 1
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in left))
+    (label, _, *others), *_ = tables.STUDIES
+    monkeypatch.setattr(tables, "STUDIES", [(label, tmp_path / "runs.jsonl", *others)])
     row = tables.front().splitlines()[2]
     assert "(15 seeds)" in row and "| [16](" in row
-
-
-def test_an_arm_of_hidden_that_lacks_a_seed_says_how_many_it_has():
-    runs = read_runs(hidden.RUNS)
-    del runs["ce-kl", hidden.SEEDS[-1]]
-    means = hidden.tables(runs, "-kl")["means"]
-    assert "| ce-kl (7 seeds) |" in means and "| echo-kl |" in means
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("study, which, picture", [
-    (hidden, ["-kl"], "curves-kl.png"), (locks, [], "curves.png"), (worlds, [], "worlds.png"),
-])
-def test_the_picture_of_the_runs(study, which, picture, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "FOLDER", tmp_path)
-    key = worlds.KEY if study is worlds else KEY
-    study.draw(read_runs(study.RUNS, key), *which)
-    assert (tmp_path / picture).stat().st_size > 5000
