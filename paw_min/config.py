@@ -3,8 +3,7 @@
 The defaults are the paper's for ALFWorld (A.1) and, where it is silent, those of verl-agent, the
 code that it builds on. A run script has presets, dictionaries that override the defaults: `paper`
 adds model, schedule and hardware, and the paper's settings for its benchmark. Without --preset, a
-run has the script's first preset, `tiny`. The command line overrides both; with --help, it prints
-the values of the preset before it.
+run has the script's first preset, `tiny`. The command line overrides both.
 """
 
 import os
@@ -175,58 +174,46 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     first = next(iter(presets))
     # Presets from cli.fork name their own method, so METHOD_PRESETS do not apply.
     methods = {} if "method" in presets[first] else METHOD_PRESETS
-    parser = make_parser([*presets, *methods], first, doc)
-    # Parsed twice: the defaults of the other flags, which --help prints, follow from these.
-    early = parser.parse_known_args(argv)[0]
-    sizes = [name for name in early.preset if name in presets] or [first]
-    method = [name for name in early.preset if name in methods]
-    if max(len(sizes), len(method)) > 1:
-        raise UserError(f"--preset {' '.join(early.preset)}: choose one size, and at most one "
-                        "method.")
-    (size,) = sizes
-    base = Config(**{"env": env} | presets[size])
-    for name in method:
-        base = replace(base, **methods[name])
-    if early.algo == "ppo" and size in PUBLISHED:
-        # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
-        # WebShop. It has no PPO for search, whose 256 tasks stay.
-        base = replace(base, group_size=1, groups=max(128, base.groups))
-    add_flags(parser, Config, base, skip=[key for key, only in OF_ONE.items() if only != env])
-    parser.add_argument("-h", "--help", action="help")
-    values = vars(parser.parse_args(argv))
-    mode = values.pop("mode")
-    del values["preset"]
-
-    cfg = replace(base, **values)
-    check(cfg)
-    if cfg.env == "alfworld" and not cfg.data:
-        cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
-    # A command whose default is `paper` needs no data: it asks a server (prompting.py).
-    if size in PUBLISHED and size != first and not cfg.data:
-        raise UserError(f"--preset {size} is for published data: give their folder with --data, or "
-                        f"use --preset {first} for generated ones.")
-    cfg.out = str(expanded(cfg.out))
-    cfg.name = cfg.name or default_name(cfg, base, size, method[0] if method else "paw")
-    return cfg, mode
-
-
-def make_parser(names: list[str], first: str, doc: str) -> Parser:
-    """The flags that are no settings, and --algo until add_flags replaces it. names: of presets."""
-    parser = Parser(
-        usage="%(prog)s [flags]", description=doc, add_help=False, conflict_handler="resolve",
-    )
+    parser = Parser(usage="%(prog)s [flags]", description=doc)
     parser.add_argument(
-        "--preset", choices=names, nargs="+", default=[first],
-        help=f"a size, a method, or a size and a method (default {first})",
+        "--preset", choices=[*presets, *methods], nargs="+", default=[first],
+        help=f"a size, a method, or both (default {first}); their values replace those below",
     )
-    parser.add_argument("--algo")
     parser.set_defaults(mode="train")
     for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
                        ("dry-run", "check model, data and memory, print the plan, and exit")):
         parser.add_argument(
             f"--{mode}", dest="mode", action="store_const", const=mode, help=text,
         )
-    return parser
+    add_flags(parser, Config, skip=[key for key, only in OF_ONE.items() if only != env])
+    given = vars(parser.parse_args(argv))
+    mode = given.pop("mode")
+    chosen = given.pop("preset")
+
+    sizes = [name for name in chosen if name in presets] or [first]
+    method = [name for name in chosen if name in methods]
+    if max(len(sizes), len(method)) > 1:
+        raise UserError(f"--preset {' '.join(chosen)}: choose one size, and at most one method.")
+    (size,) = sizes
+    base = Config(**{"env": env} | presets[size])
+    for name in method:
+        base = replace(base, **methods[name])
+    if given.get("algo") == "ppo" and size in PUBLISHED:
+        # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
+        # WebShop. It has no PPO for search, whose 256 tasks stay.
+        base = replace(base, group_size=1, groups=max(128, base.groups))
+
+    cfg = replace(base, **given)
+    check(cfg)
+    if cfg.env == "alfworld" and not cfg.data:
+        cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
+    # A command whose default is `paper` needs no data: it asks a server (prompting.py).
+    if size in PUBLISHED and size != first and not cfg.data:
+        raise UserError(f"--preset {size} is for published data: give their folder with --data, or "
+                        f"use --preset {first} for small ones.")
+    cfg.out = str(expanded(cfg.out))
+    cfg.name = cfg.name or default_name(cfg, base, size, method[0] if method else "paw")
+    return cfg, mode
 
 
 def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:

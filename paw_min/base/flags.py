@@ -24,8 +24,9 @@ class Parser(argparse.ArgumentParser):
         if spec:  # python -m sets it; without it, the name of a package is __main__.py
             options["prog"] = f"python -m {spec.name.removesuffix('.__main__')}"
         # A misspelled flag is refused, and is not taken for the beginning of another one.
-        options |= dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-        super().__init__(**options)
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse, unless a value is empty, as that of a shell variable that is not set.
@@ -61,31 +62,29 @@ def sections(cls: type) -> dict[str, dict[str, str]]:
     return found
 
 
-def add_flags(parser: Parser, cls: type, defaults=None, skip=()) -> None:
-    """A flag per field. defaults: an object of the class; None: omitted flags have no value."""
+def add_flags(parser: Parser, cls: type, skip=()) -> None:
+    """A flag per field; the parsed arguments have only those that were given."""
     for title, helps in sections(cls).items():
         group = parser.add_argument_group(title)
         for name, text in helps.items():
             if name in skip:
                 continue
             kind = cls.__annotations__[name]
-            is_tuple = get_origin(kind) is tuple  # such as tuple[int, ...]: one value or more
-            if is_tuple:
+            how = {}
+            if get_origin(kind) is tuple:  # such as tuple[int, ...]: one value or more
                 kind = get_args(kind)[0]
-            if kind is bool:
-                how = dict(action=argparse.BooleanOptionalAction)
-            elif get_origin(kind) is Literal:
-                how = dict(choices=get_args(kind))
-            else:
-                how = dict(type=kind, metavar=kind.__name__.upper())
-            if is_tuple:
                 how["nargs"] = "+"
-            default = getattr(defaults or cls, name)
-            shown = " ".join(map(str, default)) if is_tuple else default
-            if shown != "":
-                text += f" (default {shown})"
-            given = default if defaults else argparse.SUPPRESS
-            group.add_argument(flag(name), default=given, help=text.replace("%", "%%"), **how)
+            if kind is bool:
+                how["action"] = argparse.BooleanOptionalAction
+            elif get_origin(kind) is Literal:
+                how["choices"] = get_args(kind)
+            else:
+                how |= dict(type=kind, metavar=kind.__name__.upper())
+            default = getattr(cls, name)
+            if default not in ("", ()):
+                text += f" (default {default})"
+            text = text.replace("%", "%%")  # argparse fills in values
+            group.add_argument(flag(name), default=argparse.SUPPRESS, help=text, **how)
 
 
 def check_bounds(settings, bounds: dict[str, tuple[str, ...]]) -> None:

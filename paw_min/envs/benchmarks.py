@@ -29,7 +29,7 @@ def presets_of(env: str) -> dict[str, dict]:
 
     Other settings have the defaults of config.py, such as the groups, alpha, rho and the KL term,
     and with the preset paper the learning rate: those of PaW A.1. What the paper leaves open is
-    taken from verl-agent, which PaW builds on. `--preset NAME --help` prints a preset's values.
+    taken from verl-agent, which PaW builds on.
 
     env: its name, or a module from outside that adds itself to BENCHMARKS (examples.locks).
     """

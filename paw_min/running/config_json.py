@@ -33,17 +33,18 @@ def read_config(path: Path) -> Config:
 def differences(stored: Config, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = public(stored)
+    new = public(cfg)
     free = {*FREE_TO_CHANGE}
-    if not (old["paw"] or cfg.paw):
+    if not (old["paw"] or new["paw"]):
         free |= OF_PAW
     # A server that has moved.
-    free |= {key for key in ("data", "retriever") if is_url(old[key]) and is_url(public(cfg)[key])}
+    free |= {key for key in ("data", "retriever") if is_url(old[key]) and is_url(new[key])}
     # Where longer prompts are cut, the limit changes what is trained on. Another method may have
     # prompts of its own, and cut them.
     if BENCHMARKS[cfg.env].cut_prompts or cfg.method != Config.method:
         free.remove("max_prompt_tokens")
     return [
         f"{flag(key) if key in FLAGS else key} {old[key]!r}"
-        for key, value in public(cfg).items()
-        if key not in free and old[key] != value
+        for key in old
+        if key not in free and old[key] != new[key]
     ]
