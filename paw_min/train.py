@@ -41,7 +41,7 @@ from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics
 from paw_min.running.samples import sample
-from paw_min.running.session import Session, described_data, open_session, start_model
+from paw_min.running.session import Session, count_tasks, open_session, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
@@ -109,8 +109,7 @@ def print_start(cfg: Config, s: Session) -> None:
     ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
     console.say(
         f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
-        f"{s.policy.device}{ranks}, {described_data(cfg)}: {len(s.tasks.train)} training tasks, "
-        f"panel of {len(s.tasks.held_out)}"
+        f"{s.policy.device}{ranks}, {count_tasks(cfg, s.tasks)}"
     )
     if 0 < s.done < cfg.updates:
         console.say(f"resumed after update {s.done}; the lines up to there ran before")

@@ -28,6 +28,8 @@ from paw_min.model.published import empty_model, load_config, load_errors
 from paw_min.model.reference import rounded_layers
 from paw_min.running.runs import newest_checkpoint
 
+PASS = "a pass comes on top"
+
 
 @dataclass
 class Needs:
@@ -98,7 +100,7 @@ class Place:
     needed: float
     parts: str
     free: float
-    remedies: list[str]
+    remedy: str
 
     def __str__(self) -> str:
         return f"{gb(self.needed)} GB {self.where} ({self.parts}), {gb(self.free)} GB are free"
@@ -106,36 +108,32 @@ class Place:
 
 def check(cfg: Config, folder: str, precision: str, device: str) -> list[Place]:
     """What the run needs where, and what is free; UserError where something cannot fit."""
-    places = places_of(cfg, of_folder(cfg, folder, precision), device)
-    lacking = [f"the run needs {place}: use {' or '.join(place.remedies)}."
-               for place in places if place.needed > place.free]
-    if lacking:
-        raise UserError(" ".join(lacking))
-    return places
-
-
-def places_of(cfg: Config, ours: Needs, device: str) -> list[Place]:
+    ours = of_folder(cfg, folder, precision)
     ranks = distributed.of_torchrun("LOCAL_WORLD_SIZE", 1)
-    smaller = ["--lora-rank"] * (not cfg.lora_rank) + ["a smaller --model"]
+    smaller = "a smaller --model or --lora-rank"
     parts = f"states {gb(ours.states)}, reference {gb(ours.reference)}"
     if device.startswith("cuda"):
         free, size = torch.cuda.mem_get_info(device)
         vllm = cfg.vllm_memory * size if cfg.sampler == "vllm" else 0
-        parts += f", vLLM {gb(vllm)}; a pass comes on top"
-        remedies = ["a smaller --vllm-memory"] * (vllm > 0)
-        remedies += ["more GPUs" if cfg.shard else "--shard on more GPUs", *smaller]
-        of_device = Place(f"on {device}", on_gpu(ours, vllm), parts, free, remedies)
+        parts += f", vLLM {gb(vllm)}"
+        remedy = f"{smaller}, a smaller --vllm-memory, or --shard on more GPUs"
+        gpu = Place(f"on {device}", on_gpu(ours, vllm), f"{parts}; {PASS}", free, remedy)
         host = beside_gpus(ours, ranks)
-        found = [of_device, Place("of CPU memory", host, "start, checkpoints", free_cpu(), smaller)]
+        places = [gpu, Place("of CPU memory", host, "start, checkpoints", free_cpu(), smaller)]
     else:
         host = ranks * (ours.states + ours.reference)
-        parts += "; a pass comes on top"
-        found = [Place("of CPU memory", host, parts, free_cpu(), smaller)]
+        places = [Place("of CPU memory", host, f"{parts}; {PASS}", free_cpu(), smaller)]
     run = Path(cfg.out) / cfg.name
     n_new = 1 if newest_checkpoint(run) else 2  # one is kept until the next one is written
     disk = n_new * ours.checkpoint if cfg.updates else 0
-    remedies = ["another --out", *smaller]
-    return [*found, Place("of disk", disk, "checkpoints", free_disk(run), remedies)]
+    places.append(
+        Place("of disk", disk, "checkpoints", free_disk(run), f"another --out, {smaller}")
+    )
+    lacking = [f"the run needs {place}: use {place.remedy}."
+               for place in places if place.needed > place.free]
+    if lacking:
+        raise UserError(" ".join(lacking))
+    return places
 
 
 def on_another_machine(cfg: Config, folder: str) -> str:
@@ -144,7 +142,7 @@ def on_another_machine(cfg: Config, folder: str) -> str:
     return (
         f"{gb(on_gpu(ours, vllm=0))} GB on a GPU (states {gb(ours.states)}, reference "
         f"{gb(ours.reference)}), or {gb(ours.states - ours.gradients)} GB and {cfg.vllm_memory} of "
-        f"it for vLLM; a pass comes on top; {gb(beside_gpus(ours, 1))} GB of CPU memory, "
+        f"it for vLLM; {PASS}; {gb(beside_gpus(ours, 1))} GB of CPU memory, "
         f"{gb(2 * ours.checkpoint)} GB of disk. No GPU was found here (is the driver new enough "
         "for this torch's CUDA?)"
     )

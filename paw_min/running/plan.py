@@ -10,7 +10,7 @@ from paw_min.running import memory
 from paw_min.running.session import (
     check_machine,
     check_model,
-    described_data,
+    count_tasks,
     find_tasks,
     forward_precision,
     start_model,
@@ -50,9 +50,7 @@ def sizes(cfg: Config) -> list[str]:
 def data(cfg: Config) -> list[str]:
     if not cfg.data and not toy.folder_of(cfg.env).exists():
         return [f"data      {toy.folder_of(cfg.env)}: not there, the run unpacks it"]
-    tasks = find_tasks(cfg)
-    counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
-    return [f"data      {described_data(cfg)}: {counts}"]
+    return [f"data      {count_tasks(cfg, find_tasks(cfg))}"]
 
 
 def training(cfg: Config) -> list[str]:

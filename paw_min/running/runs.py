@@ -139,7 +139,7 @@ class Run:
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.write_settings()
         if self.cfg.track != "none":
-            self.tracker = track.Tracker(self.cfg, self.folder, kept)
+            self.tracker = track.Tracker(self.cfg, self.folder, start=len(kept))
 
     def compare_sources(self) -> None:
         """Say so if the method may be another one than that with which the run began."""

@@ -80,9 +80,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         # Check first whether the model can be used: a large shop takes minutes to load.
         check_model(cfg, start)
         if not eval_only and distributed.rank() == 0:
-            needs = memory.check(cfg, start, precision, device)
-            if device.startswith("cuda"):
-                say(f"memory    {needs[0]}")
+            memory.check(cfg, start, precision, device)
         tasks = find_tasks(cfg)
     checkpoint = run.checkpoint()
     # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
@@ -196,12 +194,6 @@ def data_folder(cfg: Config) -> str:
     return cfg.data or toy.default_data(cfg.env)
 
 
-def described_data(cfg: Config) -> str:
-    """The data folder, with a note where --data names none; for the console."""
-    note = "" if cfg.data else " (stored)"
-    return masked(data_folder(cfg)) + note
-
-
 def find_tasks(cfg: Config) -> Tasks:
     """The training tasks and the evaluation panel; UserError for unusable data."""
     if is_url(cfg.data) and cfg.env in NAMES:
@@ -212,7 +204,12 @@ def find_tasks(cfg: Config) -> Tasks:
         if not tasks.held_out:
             raise ValueError("the held-out split has no tasks: choose another --eval-split, or "
                              "data that has some.")
-        n_panel = min(cfg.eval_tasks or len(tasks.held_out), len(tasks.held_out))
-        return replace(tasks, held_out=panel(tasks.held_out, n_panel))
+        return replace(tasks, held_out=panel(tasks.held_out, cfg.eval_tasks))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
+
+
+def count_tasks(cfg: Config, tasks: Tasks) -> str:
+    """The data folder and how many tasks it gives, for the console."""
+    return (f"{masked(data_folder(cfg))}: {len(tasks.train)} training tasks, panel of "
+            f"{len(tasks.held_out)}")

@@ -24,13 +24,12 @@ def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list
 
 
 def panel(tasks: list[str], n: int) -> list[str]:
-    """n different evaluation tasks, in the order of the list.
+    """n different evaluation tasks, in the order of the list; all, if n is 0 or there are fewer.
 
     One is drawn from each of n equal parts of the list, so that in a list sorted by type, each type
     is represented in proportion.
     """
-    if not 1 <= n <= len(tasks):
-        raise ValueError(f"A panel of {n} from {len(tasks)} tasks; choose from 1 to {len(tasks)}.")
+    n = min(n or len(tasks), len(tasks))
     rng = generator("panel", 0)
     cuts = [i * len(tasks) // n for i in range(n + 1)]
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]

@@ -1,7 +1,7 @@
 """The lines of metrics.jsonl, as curves in TensorBoard or Weights & Biases (--track).
 
-metrics.jsonl stays the source; rank 0 writes both. A run that resumes gives TensorBoard all lines
-anew, in place of what it has (purge_step); wandb continues the run whose id is in the run folder,
+Rank 0 writes them. A resumed run relies on its tracker: TensorBoard hides what a killed process
+wrote beyond the checkpoint (purge_step), and wandb continues the run whose id is in the run folder
 and ignores steps that it has. With WANDB_MODE=offline, `wandb sync` sends them later.
 """
 
@@ -22,20 +22,17 @@ def check_installed(name: str) -> None:
 
 
 class Tracker:
-    """Open a tracker for the run in `folder`, of which metrics.jsonl has the lines `done`."""
+    """The tracker of the run in `folder`, whose next line is that of update `start`."""
 
-    def __init__(self, cfg: Config, folder: Path, done: list[dict]):
+    def __init__(self, cfg: Config, folder: Path, start: int):
         self.writer = self.run = None
         if cfg.track == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
             with writing(str(folder / "tensorboard")):
-                self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
+                self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
         else:
-            done = [] if (folder / "wandb-id").exists() else done  # a new one gets earlier lines
             self.run = open_wandb(cfg, folder)
-        for line in done:
-            self.log(line)
 
     def log(self, metrics: dict[str, float]) -> None:
         if self.run:
@@ -46,7 +43,7 @@ class Tracker:
             self.writer.flush()  # a killed run has what metrics.jsonl has
 
     def close(self) -> None:
-        self.writer.close() if self.writer else self.run.finish()
+        self.run.finish() if self.run else self.writer.close()
 
 
 def open_wandb(cfg: Config, folder: Path):
