@@ -137,21 +137,3 @@ def t_quantile(df: int, share: float = 0.975) -> float:
     density *= math.gamma((df + 1) / 2) / (math.gamma(df / 2) * math.sqrt(math.pi * df))
     below = np.cumsum(density[:-1] + density[1:]) * x[1] / 2  # up to x[1], x[2], ...
     return float(x[1 + np.searchsorted(below, share - 0.5)])
-
-
-def holm(differences: dict[str, list[float]]) -> list[str]:
-    """Which of these are not 0 at 5 % for all of them together: paired t, Holm's correction."""
-    left = dict(differences)
-    found = []
-    while passed := [name for name, values in left.items() if is_beyond(values, 0.05 / len(left))]:
-        found += passed
-        for name in passed:
-            del left[name]
-    return found
-
-
-def is_beyond(values: Sequence[float], error: float) -> bool:
-    """Whether the t interval of the mean that errs with this probability leaves out 0."""
-    n = len(values)
-    half = t_quantile(n - 1, 1 - error / 2) * np.std(values, ddof=1) / n**0.5
-    return bool(abs(np.mean(values)) > half)

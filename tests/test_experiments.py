@@ -253,7 +253,7 @@ def test_curves_over_seeds_by_hand():
     runs = [[{"update": k, "x": x} for k, x in run.items()] + [{"update": 9}] for run in lines]
     updates, values = figures.stacked(runs, "x")
     assert (updates, values.tolist()) == ([0, 2], [[1.0, 5.0], [3.0, 5.0]])
-    assert figures.stacked(runs, "y").x == []
+    assert figures.stacked(runs, "y").updates == []
 
 
 def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from examples import one_file
 from paw_min.running import plot
-from research import panels
+from research.paper import figures as paper
 
 CONFIG = dict(method="paw", paw=True, wm_loss="cmae", wm_target="next", alpha=0.75,
               lambda_g="adaptive")
@@ -76,18 +77,22 @@ def test_runs_of_one_name_are_told_apart(tmp_path, figures):
     assert first.get_color() != second.get_color()
 
 
-def test_a_band_of_success_ends_at_0_and_100(tmp_path, figures):
-    panels.draw_success(tmp_path / "x.png", [1, 2], {"paw": [[0, 100.0], [5, 80.0], [0, 100.0]]})
-    (axis,) = figures()[0].axes
+def test_a_band_of_success_ends_at_0_and_1(figures):
+    """Mean and deviation by hand: 0.95 and 0.1 at the second update."""
+    _, axis = plot.plt.subplots()
+    values = np.array([[0.0, 1.0], [0.05, 0.8], [0.0, 1.0], [0.0, 1.0]])
+    paper.draw_bands(axis, paper.Curves([1, 2], values), plot.COLORS["paw"], (0, 1))
     (band,) = axis.collections
     ends = band.get_paths()[0].vertices[:, 1]
-    assert (ends.min(), ends.max()) == (0, 100) == axis.get_ylim()
+    assert (ends.min(), ends.max()) == (0, 1)
+    assert 0.85 in ends.round(6)
+    assert list(axis.lines[0].get_ydata()) == pytest.approx([0.0125, 0.95])
 
 
 def test_a_method_has_one_color_and_one_name(tmp_path, figures):
     points = [one_file.Evaluation(k, 0.016, 0.1, 0.0) for k in range(2)]
     one_file.draw(dict.fromkeys(("grpo", "paw", "placebo"), [points]), tmp_path / "one_file.png")
     drawn = [(line.get_label(), line.get_color()) for line in figures()[0].axes[0].lines]
-    assert drawn == [plot.COLORS[arm][:2] for arm in ("grpo", "paw", "placebo")]
-    studied = panels.styles_of(["paw", "unknown", "GRPO w/ PaW"])
-    assert studied["paw"] == studied["GRPO w/ PaW"] == plot.COLORS["paw"] != studied["unknown"]
+    assert drawn == [plot.COLORS[arm] for arm in ("grpo", "paw", "placebo")]
+    known, one, other = paper.styles_of(["GRPO w/ PaW", "unknown", "another"])
+    assert known == plot.COLORS["paw"] and len({known.color, one.color, other.color}) == 3

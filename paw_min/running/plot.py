@@ -32,7 +32,6 @@ class Method(NamedTuple):
 
     name: str
     color: str
-    line: str = "-"
 
 
 # Okabe and Ito's colors, which color-blind readers can tell apart.
@@ -139,7 +138,7 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
 
 def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:
     """One metric of all runs over the updates."""
-    for (name, color, _), runs in arms:
+    for (name, color), runs in arms:
         curves = [{line["update"]: line[key] for line in run if key in line} for run in runs]
         if len(runs) > 1:
             for curve in curves:

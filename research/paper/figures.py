@@ -9,22 +9,42 @@ standard deviation (sample). Each command writes one PNG (--out FILE) and prints
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.base.flags import Parser
-from paw_min.running.plot import FIGURES, FRACTIONS, plt, set_limits
+from paw_min.running.plot import (
+    COLORS,
+    FIGURES,
+    FRACTIONS,
+    OTHERS,
+    Method,
+    label_of,
+    plt,
+    set_limits,
+)
 from paw_min.running.runs import read_metrics
-from research.panels import Curves, deviation, panel_curves, styles_of
 from research.paper.table import compute, find, load
 from research.study import markdown_table
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
 SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "seconds_update": "update"}
 AXES = {"alpha": "selection ratio α", "rho": "clipping threshold ρ"}
+# The arms of the grids (grids.py) that have colors in all figures.
+METHODS = {"GRPO": "grpo", "GRPO w/ PaW": "paw", "ECHO": "echo",
+           "placebo: shuffled targets": "placebo"}
+
+
+class Curves(NamedTuple):
+    """The curves of an arm."""
+
+    updates: Sequence[int]
+    values: np.ndarray  # (seeds, updates)
 
 
 def save(figure, out: Path) -> None:
@@ -43,6 +63,23 @@ def stacked(runs: list[list[dict]], key: str) -> Curves:
     return Curves(shared, np.array([[curve[update] for update in shared] for curve in curves]))
 
 
+def styles_of(arms: Sequence[str]) -> list[Method]:
+    """Name and color of each arm; one that no other figure has gets a color of its own."""
+    others = iter(OTHERS * 9)
+    return [
+        COLORS[METHODS[arm]] if arm in METHODS else Method(arm, next(others)) for arm in arms
+    ]
+
+
+def draw_bands(axis, curves: Curves, style: Method, limits: tuple[float, float]) -> None:
+    """The mean over the seeds ± the sample standard deviation (one seed: 0), within limits."""
+    mean = curves.values.mean(0)  # (updates,)
+    std = curves.values.std(0, ddof=1) if len(curves.values) > 1 else 0.0
+    axis.plot(curves.updates, mean, color=style.color, marker=".", label=label_of(style.name))
+    low, high = np.clip(mean - std, *limits), np.clip(mean + std, *limits)
+    axis.fill_between(curves.updates, low, high, color=style.color, alpha=0.15, lw=0)
+
+
 def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     by_arm = defaultdict(list)
     for entry in find([sweep]):
@@ -55,14 +92,15 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     rows = -(-len(keys) // columns)  # rounded up
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns + 0.6, 3 * rows + 0.6),
                                 layout="constrained", squeeze=False)
-    styles = styles_of(by_arm)
     handles = {}
     for axis, key in zip(axes.flat, keys):
-        arms = {label: stacked(runs, key) for label, runs in by_arm.items()}
-        arms = {label: curves for label, curves in arms.items() if curves.x}
         limits = (0, 1) if key in FRACTIONS else (-np.inf, np.inf)
-        panel_curves(axis, arms, styles, deviation, limits)
+        for runs, style in zip(by_arm.values(), styles_of(list(by_arm))):
+            curves = stacked(runs, key)
+            if curves.updates:
+                draw_bands(axis, curves, style, limits)
         set_limits(axis, key)
+        axis.grid(alpha=0.3)
         axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("update", fontsize=9)
         lines, labels = axis.get_legend_handles_labels()
