@@ -58,7 +58,7 @@ def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
     plot.draw(runs, tmp_path)
     lines = panel(figures, "held-out success").lines
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.4])
-    assert in_legend(figures()[0]) == ["run: mean of 3 seeds (thin: each)"]
+    assert in_legend(figures()[0]) == ["run: mean of 3 runs (thin: each)"]
     low, high = panel(figures, "well-formed responses (fraction)").get_ylim()
     assert low < 0 and high > 1  # 0.997 is not a cliff
 

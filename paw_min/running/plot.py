@@ -75,7 +75,7 @@ def label_of(name: str) -> str:
 
 def method_of(config: dict) -> str | None:
     """The key in COLORS of a run with these settings. None: it has another method."""
-    if not config or config.get("method", Config.method) != Config.method:
+    if config["method"] != Config.method:
         return None
     if not config["paw"]:
         return "grpo"
@@ -89,32 +89,26 @@ def method_of(config: dict) -> str | None:
 
 def find_arms(folders: list[Path]) -> list[Arm]:
     """The arms of run folders, each with a name and a color of its own."""
-    together = {}  # settings without the seed -> folders
+    together = {}  # settings without the seed -> (its first folder, settings, lines of each run)
     for folder in folders:
-        file = folder / "config.json"
-        config = {}
-        if file.is_file():
-            # An older run has today's defaults of newer settings.
-            config = asdict(Config()) | json.loads(file.read_text())
-        # Without settings, nothing says that two runs have the same ones.
-        same = {**config, "seed": "", "name": "", "out": ""} if config else str(folder)
-        together.setdefault(json.dumps(same), []).append((folder, config))
+        # An older run has today's defaults of newer settings.
+        config = asdict(Config()) | json.loads((folder / "config.json").read_text())
+        same = json.dumps(config | dict(seed="", name="", out=""))
+        _, _, runs = together.setdefault(same, (folder.resolve(), config, []))
+        runs.append(read_metrics(folder))
     names = [folder.resolve().name for folder in folders]
     others = iter(OTHERS * len(folders))
     arms, taken = [], set()
-    for runs in together.values():
-        folder, config = runs[0]
-        name = folder.resolve().name
+    for folder, config, runs in together.values():
+        name = folder.name
         if names.count(name) > 1:
-            name = f"{folder.resolve().parent.name}/{name}"
+            name = f"{folder.parent.name}/{name}"
         if len(runs) > 1:
-            seeds = {config.get("seed") for _, config in runs}
-            what = "seeds" if len(seeds) == len(runs) else "runs"  # a copy is not another seed
-            name = re.sub(r"-?seed[0-9]+$", "", name) + f": mean of {len(runs)} {what} (thin: each)"
+            name = re.sub(r"-?seed[0-9]+$", "", name) + f": mean of {len(runs)} runs (thin: each)"
         known = COLORS.get(method_of(config))
         color = known.color if known and known.color not in taken else next(others)
         taken.add(color)
-        arms.append(Arm(Method(name, color), [read_metrics(folder) for folder, _ in runs]))
+        arms.append(Arm(Method(name, color), runs))
     return arms
 
 
