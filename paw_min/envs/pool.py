@@ -10,7 +10,8 @@ until its next reset.
     what they return is no Step
     a worker dies or exceeds timeout   the episodes of its   a new worker; resets that waited for
                                        slots                 the old one are sent to it
-    a worker does not start            the run               UserError
+    it does so before it has made an   the run               UserError
+    environment
     make_env fails                     the run               RuntimeError: nothing can be played
 
 Workers are spawned, not forked: the training process has threads (torch, CUDA), and a fork copies
@@ -26,8 +27,8 @@ import signal
 import threading
 import time
 import traceback
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -35,11 +36,10 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from paw_min.base.errors import UserError
-from paw_min.envs.interface import Answer, Environment, Step
+from paw_min.envs.interface import Answer, Environment, Step, checked
 
-START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
-LOAD_TIMEOUT = 1800.0  # seconds for a worker's first environment: all of WebShop loads for minutes
-MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
+# Seconds for a worker's start and first environment: all of WebShop loads for minutes.
+LOAD_TIMEOUT = 1800.0
 LOADED = "loaded"  # what a worker sends when it has made the environment of a slot
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ class _Request(NamedTuple):
 
 @dataclass
 class _Slot:
-    """What a slot is doing: its request and its episode."""
+    """The latest request of a slot, and its episode."""
 
-    request: _Request | None = None  # the unanswered one
-    task: str = ""
+    request: _Request
+    task: str
     steps: int = 0  # answered ones
     failed: str = ""  # why it is discarded
 
@@ -70,8 +70,7 @@ class EnvPool:
     workers: number of processes; each serves a block of adjacent slots, so that the members of a
         group share its caches. 0: `recv` runs the environments in this process, without protection
         against crashes and hangs.
-    timeout: seconds that one reset or step may take (no limit if workers is 0). Before its first
-        one, a worker also makes an environment, which may load data for LOAD_TIMEOUT.
+    timeout: seconds that one reset or step may take (no limit if workers is 0).
     """
 
     def __init__(self, make_env: Callable[[], Environment], n_envs: int, workers: int = 0,
@@ -79,30 +78,27 @@ class EnvPool:
         self.n_envs = n_envs
         self._make_env = make_env
         self._timeout = timeout
-        self._slots: dict[int, _Slot] = defaultdict(_Slot)  # those that have been used
+        self._slots: dict[int, _Slot] = {}  # those that have been used
         self._ready: deque[Answer] = deque()  # recv returns these first
-        self._workers: list[_Worker] = []
+        self._workers = [_Worker(make_env) for _ in range(min(workers, n_envs))]
         # The next two are for pools without workers.
         self._envs: dict[int, Environment] = {}  # slot -> environment
-        self._local: deque[int] = deque()  # slots with an open call, in the order of the requests
-        try:
-            # Start all, then wait for each: imports take seconds, and run in parallel.
-            for _ in range(min(workers, n_envs)):
-                self._workers.append(_Worker(make_env))
-            for worker in self._workers:
-                worker.await_start()
-        except BaseException:  # Ctrl-C, too, must not leave the other workers running
-            for worker in self._workers:
-                worker.end(grace=0.0)
-            raise
+        self._local: deque[_Request] = deque()  # the open ones, in their order
 
     def reset(self, slot: int, task: str) -> None:
         """Request the start of an episode; returns at once."""
-        self._send(slot, "reset", task)
+        request = _Request(slot, "reset", task)
+        self._slots[slot] = _Slot(request, task)
+        self._send(request)
 
     def step(self, slot: int, command: str) -> None:
         """Request a step; returns at once. A worker serves its requests in order."""
-        self._send(slot, "step", command)
+        state = self._slots[slot]
+        state.request = _Request(slot, "step", command)
+        if state.failed:
+            self._answer(slot, _failed_step(state.failed))
+        else:
+            self._send(state.request)
 
     def recv(self, timeout: float | None = None) -> Answer | None:
         """The next answer, of any slot; None if there is none within `timeout` seconds.
@@ -113,11 +109,9 @@ class EnvPool:
         if timeout is not None:
             deadline = time.monotonic() + timeout
         if self._local and not self._ready:
-            slot = self._local.popleft()
-            error = None
-            if slot not in self._envs:
-                error = _make(self._envs, self._make_env, slot)
-            self._on_result(slot, error or _call(self._envs[slot], self._slots[slot].request))
+            request = self._local.popleft()
+            *_, result = _serve(self._envs, self._make_env, request)
+            self._on_result(request.slot, result)
         while not self._ready and self._busy():
             # Wait first, compare afterwards: with timeout=0, answers that are already there count.
             self._wait(deadline)
@@ -141,23 +135,22 @@ class EnvPool:
     def __exit__(self, *_):
         self.close()
 
-    def _send(self, slot: int, method: str, argument: str) -> None:
-        if method == "reset":
-            self._slots[slot] = _Slot(task=argument)
-        state = self._slots[slot]
-        state.request = _Request(slot, method, argument)
-        if state.failed:
-            self._answer(slot, _failed_step(state.failed))
-        elif self._workers:
-            self._request(slot)
-        else:
-            self._local.append(slot)
+    def _send(self, request: _Request) -> None:
+        """Let the request be served, by the worker of its slot or by the next recv."""
+        if not self._workers:
+            self._local.append(request)
+            return
+        worker = self._worker(request.slot)
+        if not worker.serving:
+            worker.since = time.monotonic()  # an idle worker starts now; a busy one has started
+        worker.serving.append(request.slot)
+        # An OSError: the worker has died. `_wait` finds the end of its pipe.
+        with suppress(OSError):
+            worker.connection.send(request)
 
     def _on_result(self, slot: int, result: Step | Exception) -> None:
         """The request of a slot has been served."""
         if isinstance(result, Exception):
-            # A server goes on, and may reset the slot once the cause is gone.
-            self._slots[slot].request = None
             raise result
         if result.failed:
             self._fail(slot, result.failed)
@@ -179,7 +172,6 @@ class EnvPool:
         state = self._slots[slot]
         if state.request.method == "step":
             state.steps += 1
-        state.request = None
         self._ready.append(Answer(slot, step))
 
     def _busy(self) -> list["_Worker"]:
@@ -188,16 +180,6 @@ class EnvPool:
     def _worker(self, slot: int) -> "_Worker":
         # Blocks of adjacent slots, of equal size up to one.
         return self._workers[slot * len(self._workers) // self.n_envs]
-
-    def _request(self, slot: int) -> None:
-        """Send the open request of a slot to its worker."""
-        worker = self._worker(slot)
-        if not worker.serving:
-            worker.since = time.monotonic()  # an idle worker starts now; a busy one has started
-        worker.serving.append(slot)
-        # An OSError: the worker has died. `_wait` finds the end of its pipe.
-        with suppress(OSError):
-            worker.connection.send(self._slots[slot].request)
 
     def _wait(self, deadline: float) -> None:
         """Receive one answer from each busy worker that has one; restart dead and hanging ones."""
@@ -230,20 +212,21 @@ class EnvPool:
     def _restart(self, worker: "_Worker", reason: str) -> None:
         """Replace a dead or hanging worker, whose environments are gone."""
         worker.end(grace=0.0)
+        if not worker.loaded:
+            raise UserError(f"A worker did not start: {reason}; see its error above. Scripts need "
+                            '`if __name__ == "__main__":`.')
         # Requests are served in order, so the first one is to blame; the others were waiting.
         served, *waiting = worker.serving
         self._fail(served, reason)
         for slot, state in self._slots.items():
             if self._worker(slot) is worker:
                 state.failed = self._slots[served].failed
-        new = _Worker(self._make_env)
-        self._workers[self._workers.index(worker)] = new
-        new.await_start()
+        self._workers[self._workers.index(worker)] = _Worker(self._make_env)
         for slot in waiting:
             state = self._slots[slot]
             if state.request.method == "reset":  # its episode has not begun
                 state.failed = ""
-                self._request(slot)
+                self._send(state.request)
             else:
                 self._answer(slot, _failed_step(state.failed))
 
@@ -254,7 +237,7 @@ class _Worker:
     def __init__(self, make_env: Callable[[], Environment]):
         self.serving: deque[int] = deque()  # the slots of its requests; the first is served ...
         self.since = 0.0  # ... since this time.monotonic() or earlier
-        self.loaded = False
+        self.loaded = False  # Has it made an environment?
         context = multiprocessing.get_context("spawn")
         try:
             self.connection, theirs = context.Pipe()
@@ -265,15 +248,6 @@ class _Worker:
         # The pipe ends when the last copy of this end is closed: keep only the worker's copy, so
         # that its death can be seen here.
         theirs.close()
-
-    def await_start(self) -> None:
-        """Wait until it is ready, so that no request's timeout includes the worker's imports."""
-        with suppress(EOFError, OSError):  # it has died
-            if self.connection.poll(START_TIMEOUT):
-                self.connection.recv()
-                return
-        raise UserError(f"A worker did not start (exit code {self.end(grace=1.0)}): see its error "
-                        'above. Scripts need `if __name__ == "__main__":`.')
 
     def end(self, grace: float) -> int:
         """Kill it unless it exits within `grace` seconds; returns the exit code."""
@@ -308,97 +282,35 @@ def _work(make_env, connection) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     with suppress(OSError):  # the parent has closed its end
-        connection.send("started")
-        while True:
-            request = requests.get()
-            if request is None:
-                return
-            if request.slot not in envs:
-                error = _make(envs, make_env, request.slot)
-                connection.send(error or LOADED)
-                if error:
-                    continue
-            connection.send(_call(envs[request.slot], request))
+        for request in iter(requests.get, None):
+            for result in _serve(envs, make_env, request):
+                connection.send(result)
 
 
-def _make(
-    envs: dict[int, Environment], make_env: Callable[[], Environment], slot: int
-) -> Exception | None:
-    """Make the environment of a slot -> None, or the exception that recv must raise."""
-    try:
-        envs[slot] = make_env()
-    except OSError as error:  # usually: $TMPDIR is full
-        return UserError(f"No environment can be created ({error}): free space in the folder "
-                         "for temporary files, or set TMPDIR.")
-    except Exception:  # noqa: BLE001 - any error
-        return RuntimeError("make_env failed, so no episode can be played:\n"
-                            f"{traceback.format_exc()}")
-    return None
+def _serve(envs: dict[int, Environment], make_env: Callable[[], Environment],
+           request: _Request) -> Iterator[str | Step | Exception]:
+    """LOADED where an environment had to be made, then its answer: a failed Step after an error.
 
-
-def _call(env: Environment, request: _Request) -> Step:
-    """The answer of an environment, or a failed Step after an exception."""
-    try:
-        return _checked(getattr(env, request.method)(request.argument))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
-        if was_interrupted(error):
-            raise KeyboardInterrupt from error
-        reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
-        return _failed_step(f"{type(error).__name__}: {reason}")
-
-
-def _checked(step: Step) -> Step:
-    """The step in plain Python values; TypeError or ValueError for what is none.
-
-    Numbers and texts of numpy are converted: JSON does not know them.
+    An exception, which recv must raise, is all there is if no environment can be made.
     """
-    if not isinstance(step, Step):
-        raise TypeError(f"{step!r:.100} is not a Step")
-    if isinstance(step.admissible, str):
-        raise TypeError(f"admissible is {step.admissible!r:.100}, not a list of texts")
-    reward = _number("reward", step.reward)
-    if not abs(reward) <= MAX_REWARD:
-        raise ValueError(f"the reward {reward} is beyond {MAX_REWARD:g}")
-    score = None if step.score is None else _number("score", step.score)
-    if score is not None and not 0 <= score <= 1:
-        raise ValueError(f"the score {score} is not between 0 and 1")
-    return Step(
-        observation=_text("observation", step.observation),
-        task=_text("task", step.task),
-        task_type=_text("task_type", step.task_type),
-        admissible=[_text("a command of admissible", command) for command in step.admissible],
-        reward=reward,
-        done=_truth("done", step.done),
-        won=_truth("won", step.won),
-        score=score,
-        failed=_text("failed", step.failed),
-    )
-
-
-def _text(name: str, value) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r:.100}, not a text")
-    value.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-    return str(value)
-
-
-def _number(name: str, value) -> float:
-    if isinstance(value, str) or value is None:
-        raise TypeError(f"{name} is {value!r:.100}, not a number")
-    return float(value)
-
-
-def _truth(name: str, value) -> bool:
-    if value not in (False, True):
-        raise TypeError(f"{name} is {value!r:.100}, neither true nor false")
-    return bool(value)
-
-
-def was_interrupted(error: BaseException | None) -> bool:
-    """Did Ctrl-C lead to this error? A library's clean-up may fail, and raise in its place."""
-    while error and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
+    if request.slot not in envs:
+        try:
+            envs[request.slot] = make_env()
+        except OSError as error:  # usually: $TMPDIR is full
+            yield UserError(f"No environment can be created ({error}): free space in the folder "
+                            "for temporary files, or set TMPDIR.")
+            return
+        except Exception:  # noqa: BLE001 - any error
+            yield RuntimeError("make_env failed, so no episode can be played:\n"
+                               f"{traceback.format_exc()}")
+            return
+        yield LOADED
+    try:
+        answer = checked(getattr(envs[request.slot], request.method)(request.argument))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
+        reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
+        answer = _failed_step(f"{type(error).__name__}: {reason}")
+    yield answer
 
 
 def _failed_step(reason: str) -> Step:
