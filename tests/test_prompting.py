@@ -62,9 +62,9 @@ RESPONSES = [f"<think>t{n}</think>\n<action>c{n}</action>" for n in (1, 2, 3)]
 NOW = Context("put mug" + LESSONS + "Trial 1: hm", "o4", ["look"], HISTORY, RESPONSES)
 
 
-def react(env: str, style="paper", limit=10**6) -> React:
+def react(env: str, style="paper") -> React:
     example = (DEMONSTRATIONS / f"{env}.txt").read_text().strip()
-    return React(BENCHMARKS[env].prompts[style], example, limit)
+    return React(BENCHMARKS[env].prompts[style], example)
 
 
 @pytest.mark.parametrize("env, style", [("alfworld", "compact"), ("search", "paper")])
@@ -83,14 +83,19 @@ def test_react_shows_the_example_all_thoughts_and_the_plain_prompt(env, style):
     assert first.count("Observation:") == agent.example.count("Observation:")
 
 
-def test_the_oldest_steps_of_a_long_trajectory_are_left_out():
+def test_the_oldest_steps_of_a_long_trajectory_are_left_out(monkeypatch):
     full = react("alfworld").prompt(NOW, 2)
-    assert react("alfworld", limit=len(full)).prompt(NOW, 2) == full
-    shorter = react("alfworld", limit=len(full) - 1).prompt(NOW, 2)
+
+    def fitted(limit: int) -> str:
+        monkeypatch.setattr(prompting, "TRAJECTORY", limit)
+        return react("alfworld").prompt(NOW, 2)
+
+    assert fitted(len(full)) == full
+    shorter = fitted(len(full) - 1)
     assert len(shorter) < len(full) and NOW.task in shorter
     assert "(the first 1 steps are left out)" in shorter
     assert [f"t{k}" in shorter for k in (1, 2, 3)] == [False, True, True]
-    assert "t3" not in react("alfworld", limit=1).prompt(NOW, 2)
+    assert "t3" not in fitted(1)
 
 
 class Door:

@@ -28,7 +28,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
@@ -74,7 +74,7 @@ do, then act. This example solves another task:
 
 Now it is your turn. Your task: {task}
 {steps}
-"""
+{now}"""
 
 LESSONS = "\n\nYou have failed at this task before. What you noted after each trial:\n"
 
@@ -102,19 +102,19 @@ class Server:
         self.url = url.rstrip("/")
         self.model = model
         self.file = file  # of the answers
-        self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         self.kept = {line.pop("key"): line for line in read_lines(file)}
-        self.asked = set()  # keys of this run's requests
         self.lock = Lock()  # of the file
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         self.http = requests.Session()
+        if self.key:
+            self.http.headers["Authorization"] = f"Bearer {self.key}"
         for scheme in ("http://", "https://"):
             self.http.mount(scheme, HTTPAdapter(pool_maxsize=CONCURRENCY, max_retries=RETRY))
 
-    def encode_chat(self, message: str) -> list[int]:
-        return self.encode(message)
-
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
+
+    encode_chat = encode
 
     def decode(self, ids: list[int]) -> str:
         return "".join(map(chr, ids))
@@ -141,13 +141,15 @@ class Server:
                     asked = threads.submit(self.ask, prompt, temperature, max_tokens, request.seed)
                     running[asked] = request.slot
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                yield [self.response(running.pop(future), future.result()) for future in done]
+                responses = []
+                for future in done:
+                    answer = future.result()
+                    ids = self.encode(answer["text"])
+                    logps = [0.0] * len(ids)
+                    responses.append(Response(running.pop(future), ids, logps, answer["cut"]))
+                yield responses
         finally:  # After an error or Ctrl-C, what is under way is still answered and kept.
             threads.shutdown(cancel_futures=True)
-
-    def response(self, slot: int, answer: dict) -> Response:
-        ids = self.encode(answer["text"])
-        return Response(slot, ids, [0.0] * len(ids), answer["cut"])
 
     def ask(self, prompt: str, temperature: float, max_tokens: int, seed: int) -> dict:
         """The kept answer to this request, or the server's: text, usage, cut."""
@@ -157,20 +159,18 @@ class Server:
             "seed": seed >> 32,  # 31 bits: some servers take no more
         }
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        self.asked.add(key)
         if key not in self.kept:
-            self.kept[key] = self.post(body)
-            line = json.dumps({"key": key} | self.kept[key])
+            answer = self.post(body)
             with self.lock, writing(str(self.file)), open(self.file, "a") as file:
-                file.write(line + "\n")
+                self.kept[key] = answer
+                file.write(json.dumps({"key": key} | answer) + "\n")
         return self.kept[key]
 
     def post(self, body: dict) -> dict:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             # A redirect would send the key to another server.
-            answer = self.http.post(f"{self.url}/chat/completions", json=body, headers=headers,
-                                    timeout=TIMEOUT, allow_redirects=False)
+            answer = self.http.post(f"{self.url}/chat/completions", json=body, timeout=TIMEOUT,
+                                    allow_redirects=False)
             if answer.status_code != 200:
                 said = " ".join(answer.text.split()).replace(self.key or "\0", "***")[:200]
                 raise UserError(f"{self.url} answers HTTP {answer.status_code} ({said}): check "
@@ -187,14 +187,13 @@ class Server:
             raise UserError(f"{self.url}: no chat completion ({type(error).__name__}): check it; "
                             "a rerun of the same command keeps the answers so far.") from None
 
-    def costs(self) -> Counter:
-        """Calls and tokens, those of answers that were kept included."""
-        total = Counter(calls=len(self.asked))
-        for key in self.asked:
-            usage = self.kept[key]["usage"]
-            for kind in ("prompt_tokens", "completion_tokens"):
-                total[kind] += usage.get(kind) or 0
-        return total
+    def costs(self) -> dict[str, int]:
+        """Calls and tokens of all answers in the file."""
+        tokens = {
+            kind: sum(answer["usage"].get(kind) or 0 for answer in self.kept.values())
+            for kind in ("prompt_tokens", "completion_tokens")
+        }
+        return {"calls": len(self.kept)} | tokens
 
 
 # ---- the agents ----
@@ -206,7 +205,6 @@ class React:
 
     plain: Callable[[Context, int], str]  # the benchmark's own prompt
     example: str
-    limit: int = TRAJECTORY
 
     def prompt(self, context: Context, history_length: int) -> str:
         """h_t, with the whole trajectory; as a style of Benchmark.prompts."""
@@ -220,25 +218,23 @@ class React:
         # Search shows the current observation as a part of the history, which is left out here.
         if steps and context.observation not in now:
             steps.append(shown(context.observation))
-        head = dict(example=self.example, task=context.task)
-        return self.fitted(steps, lambda text: REACT.format(steps=text, **head) + now)
+        return fitted(REACT, steps, example=self.example, task=context.task, now=now)
 
     def reflection(self, episode: Episode) -> str:
         """The request for a reflection on a failed trial."""
         steps = [shown(row.observation, row.response) for row in episode.transitions]
         steps.append(shown(episode.transitions[-1].next_observation))
-        return self.fitted(
-            steps, lambda text: REFLECT.format(task=episode.instruction, steps=text)
-        )
+        return fitted(REFLECT, steps, task=episode.instruction)
 
-    def fitted(self, steps: list[str], render: Callable[[str], str]) -> str:
-        """Render all steps, or else leave out as many of the oldest as the limit requires."""
-        for n in range(len(steps) + 1):
-            note = [f"(the first {n} steps are left out)"] if n else []
-            text = render("\n".join(note + steps[n:]))
-            if len(text) <= self.limit:
-                break
-        return text  # if none fits, the rollout says that it is too long
+
+def fitted(form: str, steps: list[str], **fields: str) -> str:
+    """The form with all steps, or without as many of the oldest as its length requires."""
+    for n in range(len(steps) + 1):
+        note = [f"(the first {n} steps are left out)"] if n else []
+        text = form.format(steps="\n".join(note + steps[n:]), **fields)
+        if len(text) <= TRAJECTORY:
+            break
+    return text  # if none fits, the rollout says that it is too long
 
 
 def shown(observation: str, response: str = "") -> str:
@@ -328,7 +324,7 @@ def play(cfg: Config, agent: str, server: Server, pool: Pool, tasks: Tasks):
     )
     cfg = replace(cfg, max_prompt_tokens=CHARACTERS * cfg.max_prompt_tokens)
     if agent != "plain":
-        cfg = replace(cfg, max_prompt_tokens=react.limit)
+        cfg = replace(cfg, max_prompt_tokens=TRAJECTORY)
         benchmark = replace(benchmark, prompts={cfg.prompt: react.prompt})
     if agent == "reflexion":
         episodes, success = reflexion(cfg, server, react, benchmark, pool, tasks.held_out)
@@ -337,8 +333,7 @@ def play(cfg: Config, agent: str, server: Server, pool: Pool, tasks: Tasks):
     return played.episodes, played.metrics
 
 
-def parse(argv: list[str]):
-    """-> settings of the run script, and the flags that it does not have."""
+def main(argv: list[str]) -> None:
     usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
     parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
@@ -357,12 +352,7 @@ def parse(argv: list[str]):
     if "--name" not in flags:
         name = f"{cfg.env}-{options.agent}-{cfg.model.rpartition('/')[2]}-seed{cfg.seed}"
         cfg = replace(cfg, name=name)
-    # Nothing is trained, so there may be few training tasks.
-    return replace(cfg, groups=1, updates=0), options
-
-
-def main(argv: list[str]) -> None:
-    cfg, options = parse(argv)
+    cfg = replace(cfg, groups=1, updates=0)  # nothing is trained: there may be few training tasks
     folder = Path(cfg.out) / cfg.name
     with writing(f"the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
