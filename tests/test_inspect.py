@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -27,7 +28,7 @@ from paw_min.inspect.__main__ import pieces
 from paw_min.rows import flatten
 from paw_min.toy import standins
 from paw_min.update import prepare
-from tests.helpers import HOSTILE_TEXT, ROOT, SMALL, SMOLLM2, TEXTS
+from tests.helpers import HOSTILE_TEXT, ROOT, SMALL, SMOLLM2, TEXTS, TOKEN_ROWS, make_policy
 
 RHO = 0.06
 LAST = "checkpoint-000002"
@@ -158,6 +159,13 @@ def test_each_token_has_its_text(tokenizer, text, expected):
         assert "".join(found) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
+def test_a_given_token_has_no_p():
+    """Such as an action between two observations (examples/multi_step.py)."""
+    row = replace(TOKEN_ROWS[0], context_positions=[1])
+    (seen,) = inspect.score(make_policy(), [row], 100)
+    assert [p is None for p in seen.p] == [False, True, False]
+
+
 def test_weights_with_another_tokenizer_cannot_score(trained, tmp_path):
     other = shutil.copytree(trained, tmp_path / "other")
     standins.make_tokenizer(TEXTS[:1]).save_pretrained(other / LAST)
@@ -222,7 +230,7 @@ USE = f"""(() => {{
     $('trained').click();
     const text = document.querySelector('#observation [data-i]').textContent;
     const images = document.querySelectorAll('img').length;
-    document.dispatchEvent(new KeyboardEvent('keydown', {{key: 'ArrowRight', bubbles: true}}));
+    $('next').click();
     return {{drawn, taught, rho, text, images, place: $('place').textContent}};
 }})()"""
 

@@ -98,9 +98,10 @@ def score(
     return seen
 
 
-def score_under(weights: Weights, cfg: Config, rows: list[TokenRow]) -> list[Seen]:
+def score_under(
+    weights: Weights, cfg: Config, rows: list[TokenRow], device: str
+) -> list[Seen]:
     """Load these weights and score; a function, so that one model at a time is in memory."""
-    device = join()
     precision = forward_precision(cfg.precision, device)
     policy = load_policy(weights.folder, cfg.temperature, device, precision)
     return score(policy, rows, cfg.micro_tokens, weights.label)
@@ -132,7 +133,8 @@ def page_data(
 ) -> dict:
     """All that the page shows, as page.html reads it: the steps of all episodes in order."""
     rows = [step for sample in samples for e in sample.episodes for step in e.steps]
-    scores = [score_under(weights, cfg, rows) for weights in columns]
+    device = join()
+    scores = [score_under(weights, cfg, rows, device) for weights in columns]
     seen = zip(*scores, strict=True)  # of each row: that of each column
 
     def text(ids: list[int]) -> str:

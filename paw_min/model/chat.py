@@ -13,6 +13,7 @@ from datetime import date
 from functools import cached_property
 
 from paw_min.base.errors import UserError
+from paw_min.base.files import reason_of
 
 THOUGHT = "<think>"
 # Tags that prompts ask for or show. A supervised stage may have made them special tokens: they are
@@ -158,8 +159,9 @@ def turn_text(tokenizer) -> str:
     try:
         text = tokenizer.apply_chat_template(TURNS, tokenize=False)
     except Exception as error:  # whatever the template raises
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"the chat template refuses a second turn ({reason}): {remedy}") from error
+        raise UserError(
+            f"the chat template refuses a second turn ({reason_of(error)}): {remedy}"
+        ) from error
     before, _, last = text.rpartition(TURNS[2]["content"])
     _, found, between = before.rpartition(TURNS[1]["content"])
     if not found:

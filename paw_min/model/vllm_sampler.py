@@ -80,10 +80,9 @@ class VLLMSampler:
         except Exception as error:  # e.g. too many tokens, too little memory, an unknown kernel
             if is_out_of_memory(error):
                 raise
-            reason = " ".join(str(error).split())[:400]
             raise UserError(
                 f"vLLM cannot run {folder} with {max_model_len} tokens: change what it names, or "
-                f"use --sampler transformers ({reason})"
+                f"use --sampler transformers ({reason_of(error)})"
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
         self.report()
@@ -178,14 +177,13 @@ class VLLMSampler:
         try:
             with isolated():
                 return self.llm.llm_engine.step()
-        # Such as heads of a size that it has no kernel for; an assertion may have no text.
+        # Such as heads of a size that it has no kernel for.
         except (RuntimeError, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise UserError(
-                f"vLLM failed ({reason}): rerun the same command to resume, or, where it fails "
-                "again, use --sampler transformers with another --name."
+                f"vLLM failed ({reason_of(error)}): rerun the same command to resume, or, where "
+                "it fails again, use --sampler transformers with another --name."
             ) from error
 
     def finish_step(self) -> None:
