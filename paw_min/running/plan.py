@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from paw_min import toy
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
@@ -18,42 +17,38 @@ from paw_min.running.session import (
 
 
 def dry_run(cfg: Config) -> None:
-    """Check memory, disk, model and data, and print the plan; each error on its line."""
-    errors = {}  # an ordered set: two checks may say the same of a model
-    for part in (models, sizes, check_machine, data):
+    """Check model, memory, disk and data, and print the plan; each error on its line."""
+    errors = {}  # an ordered set: two checks may say the same
+    for part in (model, sizes, check_machine, data):
         try:
-            for line in part(cfg) or []:
-                print(line)
+            part(cfg)
         except UserError as error:
             errors[f"{str(error).rstrip('.')}."] = None
-    for line in training(cfg):
-        print(line)
+    training(cfg)
     if errors:
         raise UserError("\nerror: ".join(errors))
 
 
-def models(cfg: Config) -> list[str]:
+def model(cfg: Config) -> None:
     check_model(cfg, start_model(cfg))
-    return [f"model     {start_model(cfg)}"]
+    print(f"model     {start_model(cfg)}")
 
 
-def sizes(cfg: Config) -> list[str]:
-    model = start_model(cfg)
+def sizes(cfg: Config) -> None:
+    start = start_model(cfg)
     device = distributed.usual_device()
     if device == "cpu" and cfg.sampler == "vllm":
-        needs = [memory.on_another_machine(cfg, model)]
-    else:
-        needs = memory.check(cfg, model, forward_precision(cfg.precision, device), device)
-    return [f"memory    {need}" for need in needs]
+        print(f"memory    {memory.on_another_machine(cfg, start)}")
+        return
+    for place in memory.check(cfg, start, forward_precision(cfg.precision, device), device):
+        print(f"memory    {place}")
 
 
-def data(cfg: Config) -> list[str]:
-    if not cfg.data and not toy.folder_of(cfg.env).exists():
-        return [f"data      {toy.folder_of(cfg.env)}: not there, the run unpacks it"]
-    return [f"data      {count_tasks(cfg, find_tasks(cfg))}"]
+def data(cfg: Config) -> None:
+    print(f"data      {count_tasks(cfg, find_tasks(cfg))}")
 
 
-def training(cfg: Config) -> list[str]:
+def training(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
@@ -67,11 +62,10 @@ def training(cfg: Config) -> list[str]:
                   f"{cfg.alpha}, lambda {cfg.lambda_g}{targets}")
     if cfg.lora_rank:
         method += f"; LoRA of rank {cfg.lora_rank}, where the paper's tables train all weights"
-    return [
-        f"method    {method}",
-        f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
-        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {cfg.row_length} tokens",
-        f"training  up to {steps} optimizer steps per update, {cfg.micro_tokens} tokens per pass",
-        f"evaluate  {evaluations} times, every {every} updates",
-        f"folder    {Path(cfg.out) / cfg.name}",
-    ]
+    print(f"method    {method}")
+    print(f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} "
+          f"episodes, at most {cfg.max_turns} turns: up to {rows} rows of up to {cfg.row_length} "
+          "tokens")
+    print(f"training  up to {steps} optimizer steps per update, {cfg.micro_tokens} tokens per pass")
+    print(f"evaluate  {evaluations} times, every {every} updates")
+    print(f"folder    {Path(cfg.out) / cfg.name}")

@@ -27,18 +27,17 @@ STORED = Path(__file__).parent / "data"
 GAMES = STORED / "alfworld" / "games.tar.xz"
 
 
-def folder_of(env: str) -> Path:
-    """The data folder of a run that names none; UserError for a benchmark without one."""
-    if not (STORED / env).is_dir():
+def default_data(env: str) -> str:
+    """The data folder of a run that names none; UserError for a benchmark without one.
+
+    ALFWorld's games are unpacked on first use (25 MB, a second).
+    """
+    folder = STORED / env
+    if not folder.is_dir():
         raise UserError(f"{env} has no data of its own: give --data, or set data in its preset (to "
                         "any text if its `load` reads none).")
-    return DATA / env if env == "alfworld" else STORED / env
-
-
-def default_data(env: str) -> str:
-    """The same folder; ALFWorld's games are unpacked on first use (25 MB, a second)."""
-    folder = folder_of(env)
     if env == "alfworld":
+        folder = DATA / env
         made_once(folder, unpack_games)
     return str(folder)
 
