@@ -99,9 +99,8 @@ def exchanged(text: str, old: str, new: str) -> str:
 
 def write_domain() -> str:
     """ALFWorld's domain, in which the material decides what cleans, and each object has one try."""
-    domain = exchanged(
-        (ALFWORLD / "alfred.pddl").read_text("utf-8"), "  otype\n", "  otype\n  material\n"
-    )
+    domain = (ALFWORLD / "alfred.pddl").read_text("utf-8")
+    domain = exchanged(domain, "  otype\n", "  otype\n  material\n")
     predicates = """(:predicates
     (madeOf ?o - object ?m - material)
     (cleans ?t - rtype ?m - material)

@@ -81,7 +81,10 @@ def play_rules(
 
 
 class RulePlayer:
-    """One episode of a teacher; None: all commands are random. slips: share of its random ones."""
+    """Plays one episode: the teacher's commands, or random ones if there is no teacher.
+
+    slips: share of the teacher's commands that are replaced by random ones.
+    """
 
     def __init__(self, teacher: Player | None, slips: float, rng: random.Random):
         self.teacher = teacher
