@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -77,10 +78,10 @@ def test_a_fork_is_the_run_script_with_another_method(env, file, monkeypatch):
     """Its settings are added to the presets, its name to those of its runs."""
     method = getattr(file, file.__name__.rpartition(".")[2])
     monkeypatch.setattr("sys.argv", ["x", env, "--seed", "3"])
-    trained = []
-    monkeypatch.setattr("paw_min.train.train", lambda *call: trained.append(call))
+    trained = Mock()
+    monkeypatch.setattr("paw_min.train.train", trained)
     cli.fork(method, file.SETTINGS, "doc")
-    ((cfg, _, called),) = trained
+    cfg, _, called = trained.call_args.args
     assert called is method
     plain, _ = parse_args(env, cli.presets_of(env), "", ["--seed", "3"])
     dashed = method.__name__.replace("_", "-")
@@ -95,18 +96,15 @@ def test_a_fork_is_the_run_script_with_another_method(env, file, monkeypatch):
     (["./examples/locks.py"], "the first word must be one of alfworld, websh"),
     (["paw_min.envs.search.presets"], "has no function run"),
     (["examples.one_file"], "examples.one_file is no environment, it has no PRESETS"),
+    (["alfworld", "--no-paw"], "--no-paw leaves this method no world model"),
+    (["examples.locks", "--no-paw"], "--no-paw leaves this method no world model"),
 ])
-def test_the_first_word_is_a_benchmark_or_a_world(argv, part, monkeypatch):
+def test_what_no_fork_takes_is_refused_before_a_start_model_is_made(
+    argv, part, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match=f"^error: .*{part}"):
-        cli.fork(probable.probable, {}, "doc")
-
-
-@pytest.mark.parametrize("env", ["alfworld", "examples.locks"])
-def test_a_fork_refuses_a_baseline_before_its_start_model_is_made(env, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["x", env, "--no-paw"])
-    with pytest.raises(SystemExit, match="--no-paw leaves this method no world model"):
         cli.fork(probable.probable, {}, "doc")
     assert not list(tmp_path.iterdir())
 
@@ -115,18 +113,17 @@ def test_a_fork_refuses_a_baseline_before_its_start_model_is_made(env, tmp_path,
 def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     """It is checked and prepared with the fork's flags, then trained by the fork's method."""
     world = importlib.import_module(f"examples.{name}")
-    found = {}
     own = Config(seed=7, model=str(getattr(world, "START", "")))
     monkeypatch.setattr(world, "checked", lambda env, presets, *_: own)
-    monkeypatch.setattr(world, "prepare", lambda *what: found.update(made=what))
-    monkeypatch.setattr(world, "main", lambda *arguments: found.update(arguments=arguments))
+    prepare, main = Mock(), Mock()
+    monkeypatch.setattr(world, "prepare", prepare)
+    monkeypatch.setattr(world, "main", main)
     monkeypatch.setattr("sys.argv", ["x", f"examples.{name}", "--seed", "7"])
     cli.fork(probable.probable, dict(wm_scale=3.0), "doc")
-    env, presets, doc, method, argv = found["arguments"]
-    assert (env, doc, method, argv) == (name, "doc", probable.probable, ["--seed", "7"])
-    assert {preset["wm_scale"] for preset in presets.values()} == {3.0}
+    main.assert_called_once_with(name, ANY, "doc", probable.probable, ["--seed", "7"])
+    assert {preset["wm_scale"] for preset in main.call_args.args[1].values()} == {3.0}
     made = dict(hidden=(7,), boxes=(Path("data/boxes"),))  # a world of a seed, a start model
-    assert found["made"] == made.get(name, ())
+    prepare.assert_called_once_with(*made.get(name, ()))
 
 
 def test_the_environment_on_the_page_trains_as_printed(monkeypatch, tmp_path):

@@ -128,22 +128,16 @@ def test_hidden_state_is_what_the_places_hold(games_root):
 
 def test_recorded_decisions_are_what_the_agent_knew(games, monkeypatch):
     cfg, tasks, make_pool = games
-    seen = []
-
-    class Spy(players.RulePlayer):
-        def act(self, context):
-            action = super().act(context)
-            seen.append((context, action.response))
-            return action
-
-    monkeypatch.setattr(players, "RulePlayer", Spy)
+    played = []
+    really = players.play
+    monkeypatch.setattr(players, "play", lambda *args: played.extend(really(*args)) or played)
     (trajectory,) = players.play_rules(cfg, "teacher", 0.3, make_pool(1), tasks[:1])
-    assert len(trajectory.commands) > 3
-    decisions = trajectories.decisions(trajectory)
-    for (context, response), (known, spied) in zip(decisions, seen, strict=True):
+    (steps,) = played
+    assert len(steps) > 3
+    for (context, response), step in zip(trajectories.decisions(trajectory), steps, strict=True):
+        known = step.context
+        assert (context.admissible, response) == (known.admissible, step.response)
         assert context.observation == known.observation.strip()
-        assert context.admissible == known.admissible
-        assert response == spied
         assert [t.command for t in context.history] == [t.command for t in known.history]
 
 
