@@ -26,11 +26,11 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from examples import one_file
@@ -39,7 +39,8 @@ from examples.three_worlds import LESSONS, Lesson
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import check_writable, replace_text
 from paw_min.base.flags import Parser
-from research import study
+from research.stats import signed, t_interval
+from research.study import markdown_table
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.jsonl"
@@ -94,17 +95,24 @@ def unread(path: Path) -> list[str]:
     return [name for name in named if name not in {"ARM", *REPLACEABLE, *read}]
 
 
+def is_arm(found) -> bool:
+    return (
+        isinstance(found, Arm)
+        and found.loss in ("cmae", "ce")
+        and found.lambda_g in ("adaptive", "constant")
+        and 0 < found.alpha <= 1
+        and 0 < found.rho <= 1
+        and 0 <= found.scale < math.inf
+    )
+
+
 def check(path: Path) -> None:
     """UserError for an entry that would fail, be ignored, or be read as another."""
     arm, functions = load(path)
-    if not isinstance(arm, Arm) or arm.loss not in ("cmae", "ce"):
-        raise UserError(f"{path}: ARM is {arm!r:.60}; it must be an Arm of examples.one_file, with "
-                        "the loss cmae or ce")
-    if arm.lambda_g not in ("adaptive", "constant"):
-        raise UserError(f"{path}: lambda_g is {arm.lambda_g!r}; it must be adaptive or constant")
-    if not (0 < arm.alpha <= 1 and 0 < arm.rho <= 1 and 0 <= arm.scale < math.inf):
-        raise UserError(f"{path}: {arm}; alpha and rho must be above 0 and at most 1, and scale a "
-                        "finite number of at least 0")
+    if not is_arm(arm):
+        raise UserError(f"{path}: ARM is {arm!r:.200}; it must be an Arm of examples.one_file, "
+                        "with the loss cmae or ce, lambda_g adaptive or constant, alpha and rho "
+                        "above 0 and at most 1, and a finite scale of at least 0")
     if names := unread(path):
         raise UserError(f"{path}: nothing reads {', '.join(names)}; the board takes ARM and the "
                         f"functions {', '.join(REPLACEABLE)}")
@@ -139,27 +147,23 @@ def read_results() -> dict[str, dict[str, list[float]]]:
     return {line.pop("entry"): line for line in lines}
 
 
-def score(run: dict[str, float]) -> float:
-    """The mean over the worlds."""
-    return mean(run.values())
-
-
 def table(results: dict[str, dict[str, list[float]]]) -> str:
     """All entries, the best first.
 
     "minus PaW": the paired difference of the scores, mean and 95 % t interval over the seeds.
     """
-    runs = {
-        (entry, seed): dict(zip(WORLDS, values))
+    found = {
+        entry: np.array([result[world] for world in WORLDS])  # (worlds, seeds)
         for entry, result in results.items()
-        for seed, values in enumerate(zip(*(result[world] for world in WORLDS)))
     }
     lines = []
-    for entry in sorted(results, key=lambda entry: -mean(study.values_of(runs, entry, score))):
-        worlds = [study.level(runs, entry, itemgetter(world)) for world in WORLDS]
-        gain = study.difference(runs, entry, "paw", score)
-        lines.append([entry, study.level(runs, entry, score), *worlds, gain])
-    return study.markdown_table(["entry", "score", *WORLDS, "minus PaW"], lines)
+    for entry in sorted(found, key=lambda entry: -found[entry].mean()):
+        success = found[entry]
+        gains = success.mean(0) - found["paw"].mean(0)  # (seeds,)
+        gain = signed(gains.mean(), t_interval(gains)) if entry != "paw" else ""
+        means = [success.mean(), *success.mean(1)]
+        lines.append([entry, *(f"{value:.1f}" for value in means), gain])
+    return markdown_table(["entry", "score", *WORLDS, "minus PaW"], lines)
 
 
 def main() -> None:
