@@ -40,12 +40,14 @@ class Compared:
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
 
-def signed(difference: float | None, interval: Interval | None, digits: int = 1) -> str:
+def signed(difference: float | None, interval: Interval | None) -> str:
     """A difference with its interval: +1.0 [-0.5, +2.5]."""
     if difference is None:
         return "–"
-    shown = [f"{x:+.{digits}f}" for x in (difference, *(interval or ()))]
-    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if interval else shown[0]
+    if interval is None:
+        return f"{difference:+.1f}"
+    low, high = interval
+    return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def compare(
@@ -97,10 +99,10 @@ def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
     return found
 
 
-def bootstrap_interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> Interval:
+def bootstrap_interval(parts: list[np.ndarray]) -> Interval:
     """The interval of the mean of the parts' means; parts: (seeds, tasks) each."""
-    rng = np.random.default_rng(seed)
-    means = [mean_of_draw(parts, rng) for _ in range(draws)]
+    rng = np.random.default_rng(0)
+    means = [mean_of_draw(parts, rng) for _ in range(DRAWS)]
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 

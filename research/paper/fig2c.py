@@ -56,45 +56,17 @@ from world_models.teachers import TEACHERS
 STEPS = 100  # A.4
 RESULTS = "'Back to Search' [SEP] 'Page "  # how a page of search results begins
 NOISE = re.compile(r"\bB[0-9A-Z]{9}\b|\b[A-Z]{4,}[0-9]*\b")  # identifier, brand; not SEP
-Span = tuple[int, int]  # characters from, to (exclusive)
 
 
-def noisy_spans(text: str) -> list[Span]:
-    """The product identifiers and brands in an observation."""
+def noisy_spans(text: str) -> list[tuple[int, int]]:
+    """First and last (exclusive) character of the product identifiers and brands in a text."""
     return [match.span() for match in NOISE.finditer(text)]
-
-
-def token_classes(spans: list[Span], offsets: list[Span]) -> list[bool]:
-    """Whether each token overlaps a span. offsets: the characters of each token.
-
-    A byte-level tokenizer includes the leading space in a token. Spans contain no space, so that
-    space never causes an overlap.
-    """
-    return [any(overlap(span, token) for span in spans) for token in offsets]
-
-
-def overlap(one: Span, other: Span) -> bool:
-    """Whether two spans share a character; touching is not overlapping."""
-    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 def gradients(p: Tensor, rho: float) -> dict[str, Tensor]:
     """|dl / d logit of the target| of each token under each loss: (M,) -> (M,) each."""
     mae = p * (1 - p)
     return {"CE": 1 - p, "MAE": mae, "clipped MAE": mae * cmae.hard_tokens(p.log(), rho)}
-
-
-def gradient_shares(p: Tensor, marked: Tensor, rho: float) -> dict[str, float | None]:
-    """The marked tokens' share of the gradient magnitude, by loss; None: there is no gradient.
-
-    p: (M,). marked: (M,) bool.
-    """
-    shares = {}
-    for name, gradient in gradients(p, rho).items():
-        part = gradient[marked].sum().item()
-        whole = gradient.sum().item()
-        shares[name] = part / whole if whole else None
-    return shares
 
 
 @dataclass
@@ -165,13 +137,21 @@ def sample(cfg: Config, steps: list[Step]) -> list[Step]:
 
 
 def observation_classes(policy: Policy, step: Step) -> list[bool]:
-    """Whether each token of the next observation is noisy."""
+    """Whether each token of the next observation is noisy: it shares a character with a span.
+
+    A byte-level tokenizer includes the leading space in a token. Spans contain no space, so that
+    space makes no token noisy.
+    """
     text = policy.without_control_tokens(step.next_observation)
     encoded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     n = len(step.tokens.obs_ids)  # cut at --max-obs-tokens
     if encoded["input_ids"][:n] != step.tokens.obs_ids:
         raise RuntimeError("the offsets are of other tokens than the transition has")
-    return token_classes(noisy_spans(text), encoded["offset_mapping"][:n])
+    spans = noisy_spans(text)
+    return [
+        any(max(start, first) < min(end, last) for first, last in spans)
+        for start, end in encoded["offset_mapping"][:n]
+    ]
 
 
 def measure(cfg: Config, policy: Policy, steps: list[Step]) -> dict:
@@ -179,6 +159,7 @@ def measure(cfg: Config, policy: Policy, steps: list[Step]) -> dict:
     scored = score(policy, [step.tokens for step in steps], cfg.micro_tokens)
     p = torch.tensor([value for seen in scored for value in seen.p])  # (M,)
     noisy = torch.tensor([one for step in steps for one in observation_classes(policy, step)])
+    by_loss = gradients(p, cfg.rho)
     result = {"steps": len(steps), "rho": cfg.rho}
     for name, mask in (("noisy", noisy), ("meaningful", ~noisy)):  # (M,) bool
         part = p[mask]
@@ -188,7 +169,9 @@ def measure(cfg: Config, policy: Policy, steps: list[Step]) -> dict:
             "mean_p": mean(part.tolist()) if len(part) else None,
             "hard": mean((part <= cfg.rho).tolist()) if len(part) else None,  # Eq. 7 keeps
         }
-        result[name] |= gradient_shares(p, mask, cfg.rho)
+        for loss, gradient in by_loss.items():
+            whole = gradient.sum().item()
+            result[name][loss] = gradient[mask].sum().item() / whole if whole else None
     return result
 
 
