@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples import inverse_dynamics, multi_step, probable, tapo
+from examples import inverse_dynamics, multi_step, predictable, probable, tapo
 from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
-from paw_min.config import Config, parse_args
+from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow, Transition, flatten
@@ -55,6 +55,14 @@ def gradients_of_steps(s: SimpleNamespace) -> list[torch.Tensor]:
     steps = []
     s.optimizer.step = lambda: steps.append(gradient_of(s.policy))
     return steps
+
+
+def plain_entropy(policy, row: TokenRow) -> torch.Tensor:
+    """H in nats of the prediction of each token after the prompt, (S,)."""
+    ids = torch.tensor([row.prompt_ids + row.response_ids + row.obs_ids])
+    with torch.no_grad():
+        logp = policy.model(ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)  # (S, V)
+    return -(logp.exp() * logp).sum(-1)
 
 
 def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
@@ -165,6 +173,45 @@ def test_only_tokens_above_the_floor_teach(monkeypatch):
     add_answers(s.policy, rows.tokens, (cfg.wm_scale * rows.row_weight).tolist(), loss_of)
     assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
     assert metrics["wm_loss"] > 0 and 0 < metrics["wm_clipped_tokens"] < 1
+
+
+def test_words_with_few_outcomes_behind_undecided_actions_teach(monkeypatch, tmp_path):
+    """The gradient against a plain loop. A later update, as of a resumed run, has its threshold."""
+    cfg = Config(**BASE | METHOD_PRESETS["echo"] | dict(mini_batch=0))
+    s = session()
+    s.run = SimpleNamespace(
+        folder=tmp_path, write=lambda name, text: (tmp_path / name).write_text(text)
+    )
+    rows = prepared(cfg, s)
+    rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
+    has_next = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])  # (N,)
+    entropy = [plain_entropy(s.policy, row) for row in rows.tokens]  # (S,) each
+    lengths = [len(row.response_ids) for row in rows.tokens]
+    action = torch.stack([h[:n].mean() for h, n in zip(entropy, lengths)])  # (N,)
+    # Both conditions hold for about half.
+    few = torch.cat([h[n:] for h, n in zip(entropy, lengths)]).median()
+    monkeypatch.setattr(predictable, "OUTCOMES", few.exp().item() * 1.000001)
+    least = action[has_next].median() * 0.999999
+    monkeypatch.setattr(predictable, "SHARE", (least / action[has_next].mean()).item())
+    selected = has_next & (action >= least)
+    assert 1 < selected.sum() < has_next.sum()
+
+    steps = gradients_of_steps(s)
+    metrics = predictable.predictable(cfg, s, rows, 1)
+    s.policy.zero_grad()
+    weights = losses.row_weights(rows.group, selected, dict.fromkeys(rows.group, 1.0))
+    for row, h, n, weight in zip(rows.tokens, entropy, lengths, weights):
+        if weight:
+            logp = plain_logp(s.policy, row)[n:]
+            (-cfg.wm_scale * weight * (logp * (h[n:] <= few)).mean()).backward()
+    assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
+    assert metrics["selected"] == selected.float().mean() and 0 < metrics["wm_clipped_tokens"] < 1
+
+    # Entropies of the pass before several steps serve, too; the first update's mean does not move.
+    monkeypatch.setattr(predictable, "SHARE", None)
+    again = predictable.predictable(cfg, s, replace(rows, entropy=action), 2)
+    assert again["selected"] == metrics["selected"]
+    assert again["least_entropy"] == pytest.approx(least)
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():
