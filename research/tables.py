@@ -34,6 +34,7 @@ from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
 from research.bench import step
 from research.board import __main__ as the_board
+from research.predictable import study as predictable
 from research.study import (
     Measure,
     Runs,
@@ -290,6 +291,11 @@ def board() -> str:
 
 def bench_step() -> str:
     return step.table()
+
+
+def regret(number: str) -> str:
+    """Table 1, 2 or 3 of research/predictable: regrets, their differences, the old criterion."""
+    return predictable.tables_of_losses()[int(number) - 1]
 
 
 # ---- the pages ----

@@ -175,13 +175,18 @@ def facts(runs: Found) -> str:
     return markdown_table(["", *OF_FACTS, *(f"{a} - {b}" for a, b in FACTS)], lines)
 
 
+def tables_of_losses() -> list[str]:
+    """Regrets, their differences, and the old criterion, on the seeds that all arms have."""
+    runs, _ = complete(read_runs(RUNS), WORLDS, ARMS)
+    return [*regret_tables(runs), criterion_table(runs)]
+
+
 def main() -> None:
     runs = read_runs(RUNS)
     small, seeds = complete(runs, WORLDS, ARMS)
     said, others = complete(runs, SAYS, OF_FACTS)
     print(f"{len(seeds)} seeds in all small worlds, {len(others)} with facts and labels\n")
-    tables = [*regret_tables(small), criterion_table(small), differences(small), facts(said)]
-    print("\n\n".join(tables))
+    print("\n\n".join([*tables_of_losses(), differences(small), facts(said)]))
 
 
 if __name__ == "__main__":
