@@ -135,7 +135,7 @@ def test_vllm_does_not_run_the_part_for_pictures(monkeypatch):
 def test_vllm_has_the_trainers_log_probs(tmp_path):
     heads = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
     folder = write("gemma3_text", tmp_path, **heads)
-    sampler = VLLMSampler(folder, 64, "fp32", memory_share=0.2, seed=0, slots=8)
+    sampler = VLLMSampler(folder, 64, "fp32", memory_share=0.2, slots=8)
     torch.set_num_threads(1)
     try:
         policy = load_policy(folder)
@@ -161,4 +161,4 @@ def test_what_vllm_would_run_by_the_trainers_classes_is_refused_before_long_work
     assert torch.equal(torch.get_rng_state(), state)
     assert "training tasks" in capsys.readouterr().out
     with one_sentence("no code of its own for the family olmo2"):
-        VLLMSampler(folder, 64, "fp32", memory_share=0.2, seed=0, slots=8)
+        VLLMSampler(folder, 64, "fp32", memory_share=0.2, slots=8)

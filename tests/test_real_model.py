@@ -153,7 +153,7 @@ def test_what_lora_learns_arrives_in_vllm_in_bf16(folder):
             for k, token in enumerate(row.response_ids)
         ])
 
-    with closing(VLLMSampler(str(folder), 256, "bf16", 0.4, seed=0, slots=16)) as sampler:
+    with closing(VLLMSampler(str(folder), 256, "bf16", 0.4, slots=16)) as sampler:
         before = {precision: engine_logp(precision) for precision in ("bf16", "fp32")}
         start = trainer_logp()
         trained = [p for p in policy.parameters() if p.requires_grad]

@@ -45,9 +45,7 @@ def start(folder, precision: str) -> tuple[Policy, VLLMSampler]:
     published = {"top_k": 1, "repetition_penalty": 5.0, "eos_token_id": [3, 4, 5, 6]}
     (folder / "generation_config.json").write_text(json.dumps(published))  # all to be ignored
     state = torch.get_rng_state()
-    sampler = VLLMSampler(
-        str(folder), LONGEST, precision, memory_share=0.4, seed=-1 - 2**32, slots=SLOTS
-    )
+    sampler = VLLMSampler(str(folder), LONGEST, precision, memory_share=0.4, slots=SLOTS)
     assert torch.equal(state, torch.get_rng_state())  # vLLM seeds it
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1  # vLLM replaces the function
@@ -256,7 +254,6 @@ def test_the_engine_is_described(fp32, capsys):
     _, sampler = fp32
     config = sampler.llm.llm_engine.vllm_config
     assert config.scheduler_config.max_num_seqs == SLOTS
-    assert config.model_config.seed == 2**32 - 1
     sampler.report()
     said = capsys.readouterr().out
     tokens, attention = re.fullmatch(
@@ -330,7 +327,7 @@ def test_what_is_wrong_is_said_in_a_sentence(fp32, monkeypatch, tmp_path):
     policy, sampler = fp32
     policy.save(tmp_path)
     with pytest.raises(UserError, match="cannot run .* with 99999 tokens.*max_model_len"):
-        VLLMSampler(str(tmp_path), 99999, "fp32", 0.4, 0, 8)
+        VLLMSampler(str(tmp_path), 99999, "fp32", 0.4, 8)
     engine = sampler.llm.llm_engine
     for error, reason in ((RuntimeError("no kernel for\nhead_dim=16"), "no kernel for head_dim"),
                           (AssertionError(), "AssertionError")):
@@ -342,13 +339,13 @@ def test_what_is_wrong_is_said_in_a_sentence(fp32, monkeypatch, tmp_path):
     # cli.main has the sentence of a full GPU.
     monkeypatch.setattr(vllm, "LLM", Mock(side_effect=FULL))
     with pytest.raises(RuntimeError, match="out of memory"):
-        VLLMSampler(str(tmp_path), 64, "fp32", 0.4, 0, 8)
+        VLLMSampler(str(tmp_path), 64, "fp32", 0.4, 8)
     with patch.object(engine, "step", side_effect=FULL), sampler.sync(policy):
         with pytest.raises(RuntimeError, match="out of memory"):
             list(sampler.generate(deque(requests(1)), 1.0, 4))
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
-        VLLMSampler("nowhere", 8, "fp32", 0.4, 0, 8)
+        VLLMSampler("nowhere", 8, "fp32", 0.4, 8)
 
 
 def test_a_plan_has_no_notes_of_vllm():

@@ -34,14 +34,12 @@ class VLLMSampler:
     Outside of `sync` its weights and cache hold no GPU memory; what else it keeps is in `kept`.
 
     folder: of the model's config, or hub name. max_model_len: tokens of the longest prompt plus
-    response. memory_share: fraction of the GPU for weights and K/V cache. seed: of the engine, not
-    of the tokens, which have the seeds of their requests. slots: most requests at a time; others
-    wait.
+    response. memory_share: fraction of the GPU for weights and K/V cache. slots: most requests at a
+    time; others wait.
     """
 
     def __init__(
-        self, folder: str, max_model_len: int, precision: str, memory_share: float, seed: int,
-        slots: int,
+        self, folder: str, max_model_len: int, precision: str, memory_share: float, slots: int
     ):
         check_model(folder)
         import vllm
@@ -68,7 +66,7 @@ class VLLMSampler:
             with isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
                     model=folder, skip_tokenizer_init=True, trust_remote_code=False,
-                    load_format="dummy", seed=seed % 2**32, max_num_seqs=slots,
+                    load_format="dummy", max_num_seqs=slots,
                     hf_overrides={"head_dtype": "float32"},  # fp32 logits, like the trainer's
                     generation_config="vllm",  # not the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's

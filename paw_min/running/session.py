@@ -167,7 +167,7 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> Sampler:
         return HFSampler()
     say("starting vLLM, which compiles: minutes without output on a GPU")
     slots = -(-max(cfg.groups * cfg.group_size, PANEL_SLOTS) // distributed.n_ranks())
-    return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, cfg.seed, slots)
+    return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, slots)
 
 
 def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optimizer:
