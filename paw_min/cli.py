@@ -66,25 +66,22 @@ def checked(
     """Check the command line before minutes of preparing a folder -> Config.
 
     folder_of: from a Config to the folder that is prepared, or None if these settings need none.
-        Model and data are checked unless they are in it. Where it is missing, --dry-run says so and
-        exits.
+        Where it is missing, model and data are checked unless they are in it; then --dry-run says
+        so and exits. Where it is there, the run itself checks them.
     """
     from paw_min.config import parse_args
     from paw_min.running import session
 
     cfg, mode = parse_args(env, presets, doc, argv)
-    session.check_machine(cfg)
     folder = folder_of(cfg)
-    is_ready = folder is None or folder.exists()
-
-    def can_be_read(path: str) -> bool:
-        return bool(path) and (is_ready or not Path(path).is_relative_to(folder))
-
-    if can_be_read(cfg.data):
+    if folder is None or folder.exists():
+        return cfg
+    session.check_machine(cfg)
+    if cfg.data and not Path(cfg.data).is_relative_to(folder):
         session.find_tasks(cfg)
-    if can_be_read(cfg.model):
+    if cfg.model and not Path(cfg.model).is_relative_to(folder):
         session.check_model(cfg, cfg.model)
-    if mode == "dry-run" and not is_ready:
+    if mode == "dry-run":
         print(f"{folder} is not there: the first run makes it. Repeat --dry-run then.")
         sys.exit()
     return cfg
