@@ -6,6 +6,7 @@ lie on both sides of its rho; the page is compared with its own logits.
 
 import html
 import json
+import math
 import os
 import random
 import re
@@ -26,74 +27,61 @@ from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
 from paw_min.inspect.__main__ import pieces
 from paw_min.rows import flatten
+from paw_min.running import samples
 from paw_min.toy import standins
 from paw_min.update import prepare
-from tests.helpers import HOSTILE_TEXT, ROOT, SMALL, SMOLLM2, TEXTS, TOKEN_ROWS, make_policy
+from tests.helpers import (
+    BASE,
+    EPISODES,
+    HOSTILE_TEXT,
+    ROOT,
+    ROWS,
+    SMALL,
+    SMOLLM2,
+    TEXTS,
+    TOKEN_ROWS,
+    make_policy,
+)
 
 RHO = 0.06
 LAST = "checkpoint-000002"
 STORED = ROOT / "research/runs/page.html"
 
 
-def small(out: Path, model: str, games_root, **settings) -> Config:
-    base = SMALL | dict(updates=2, eval_every=0, rho=RHO, lr=1e-4)
-    return Config(data=str(games_root), model=model, out=str(out), **base | settings)
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, model, games_root) -> tuple[Path, list]:
-    """The folder of a run of two updates, with its page: read only; (episodes, rows) of each."""
-    played, prepared = [], []
-
-    def flatten_spy(episodes):
-        played.append(episodes)
-        return flatten(episodes)
-
-    def prepare_spy(*arguments):
-        prepared.append(prepare(*arguments))
-        return prepared[-1]
-
+def trained(tmp_path_factory, model, games_root) -> Path:
+    """The folder of a run of two updates, with its page: read only."""
     out = tmp_path_factory.mktemp("inspected")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "flatten", flatten_spy)
-        patch.setattr(train, "prepare", prepare_spy)
-        train.train(small(out, model, games_root))
+    settings = SMALL | dict(updates=2, eval_every=0, rho=RHO, lr=1e-4)
+    train.train(Config(data=str(games_root), model=model, out=str(out), **settings))
     inspect.main([str(out / "r"), "--against", str(out / "r")])
-    return out / "r", list(zip(played, prepared))
-
-
-@pytest.fixture(scope="module")
-def trained(run) -> Path:
-    return run[0]
+    return out / "r"
 
 
 def data_of(page: Path) -> dict:
     return json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
 
 
-def test_the_sample_is_what_training_used(run):
-    folder, updates = run
-    for k, (episodes, rows) in enumerate(updates, start=1):
-        stored = json.loads((folder / "samples" / f"{k:06d}.json").read_text())
-        entropy = rows.entropy.tolist()
-        n = len(rows.tokens)
-        kept = 0.75 * n  # the default alpha; every row has an observation
-        by_entropy = sorted(range(n), key=lambda i: -entropy[i])  # stable: ties in order
-        assert (stored["update"], stored["candidates"], stored["kept"]) == (k, n, kept)
-        for group, g in enumerate(stored["groups"]):
-            returns = [e.episode_return for e in episodes if e.group == group]
-            expected = pytest.approx(1 - mean(returns) / 10)
-            assert g == {"group": group, "lambda_g": expected, "returns": returns}
-        for e in stored["episodes"]:
-            index = [i for i in range(n) if rows.trajectory[i] == e["trajectory"]]
-            assert e["task"] in episodes[e["trajectory"]].task
-            for i, s in zip(index, e["steps"], strict=True):
-                t = rows.tokens[i]
-                ids = [t.prompt_ids, t.response_ids, t.obs_ids]
-                assert ids == [s["prompt_ids"], s["response_ids"], s["obs_ids"]]
-                assert by_entropy[s["rank"] - 1] == i and s["entropy"] == entropy[i]
-                assert s["selected"] == (s["rank"] <= kept) == rows.selected[i].item()
-                assert s["weight"] == rows.row_weight[i].item()
+def test_a_sample_is_what_training_used():
+    rows = prepare(Config(**BASE), make_policy(), None, flatten(EPISODES))
+    stored = json.loads(samples.sample(3, EPISODES, rows))
+    candidates = [i for i, row in enumerate(ROWS) if row.obs_ids]
+    # Stable: ties in order.
+    by_entropy = sorted(candidates, key=lambda i: -rows.entropy[i].item())
+    assert stored["update"] == 3 and stored["candidates"] == len(candidates) < len(ROWS)
+    assert stored["kept"] == math.ceil(0.75 * len(candidates))  # the default alpha
+    for group, g in enumerate(stored["groups"]):
+        returns = [e.episode_return for e in EPISODES if e.group == group]
+        expected = pytest.approx(1 - mean(returns) / 10)
+        assert g == {"group": group, "lambda_g": expected, "returns": returns}
+    steps = [step for e in stored["episodes"] for step in e["steps"]]
+    for i, (row, s) in enumerate(zip(ROWS, steps, strict=True)):
+        assert [row.prompt_ids, row.response_ids, row.obs_ids] == [
+            s["prompt_ids"], s["response_ids"], s["obs_ids"]
+        ]
+        assert s["rank"] == (by_entropy.index(i) + 1 if i in candidates else None)
+        assert s["selected"] == (i in by_entropy[: stored["kept"]])
+        assert s["entropy"] == rows.entropy[i] and s["weight"] == rows.row_weight[i]
 
 
 # ---- the numbers of the page ----
