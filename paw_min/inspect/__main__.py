@@ -142,7 +142,6 @@ def page_data(
 
     steps = []
     for sample in samples:
-        lambdas = {group.group: group.lambda_g for group in sample.groups}
         for e in sample.episodes:
             for n, row in enumerate(e.steps, start=1):
                 steps.append(dict(
@@ -151,7 +150,7 @@ def page_data(
                     task=e.task, won=e.won, episode_return=e.episode_return, reward=row.reward,
                     valid=row.valid,  # is the response well formed?
                     selected=row.selected, rank=row.rank, candidates=sample.candidates,  # Eq. 4
-                    lambda_g=lambdas[e.group],
+                    lambda_g=e.lambda_g,
                     prompt=text(row.prompt_ids), prompt_tokens=len(row.prompt_ids),
                     response=pieces(tokenizer, row.response_ids),
                     separator=text(row.separator_ids), obs=pieces(tokenizer, row.obs_ids),
