@@ -216,7 +216,9 @@ def load_policy(
             merged = lora.merge(start, folder)
             return Policy(merged, tokenizer, temperature, precision)
         config = load_config(folder)
-        switch_dropout_off(config)
+        for name, value in vars(config).items():
+            if isinstance(value, float) and "drop" in name:  # attention_dropout, resid_pdrop, ...
+                setattr(config, name, 0.0)
         # attn_implementation=None lets transformers choose, whatever config.json names: torch's
         # attention, or else the model's own.
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -244,9 +246,3 @@ def check_weights(policy: Policy) -> None:
         name = type(policy.model).__name__
         raise UserError(f"{name} has weights that are NaN or infinite: use another model")
 
-
-def switch_dropout_off(config) -> None:
-    """Set all rates of dropout to 0: attention_dropout, resid_pdrop, ..."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and "drop" in name:
-            setattr(config, name, 0.0)

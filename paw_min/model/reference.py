@@ -22,19 +22,12 @@ def make_reference(cfg: Config, policy: Policy, folder: str) -> Policy | None:
         return None
     if cfg.lora_rank:
         return policy
-    return freeze(load_policy(folder, cfg.temperature, "cpu", policy.precision))
-
-
-def freeze(policy: Policy) -> Policy:
-    """A policy that is not trained, in place.
-
-    Weights that a bf16 pass rounds anyway are stored in bf16: no log-probability changes, and they
-    take half the memory.
-    """
+    reference = load_policy(folder, cfg.temperature, "cpu", policy.precision)
     if policy.precision == "bf16":
-        for layer in rounded_layers(policy.model):
+        # No log-probability changes, and they take half the memory.
+        for layer in rounded_layers(reference.model):
             layer.to(torch.bfloat16)
-    return policy.requires_grad_(False)
+    return reference.requires_grad_(False)
 
 
 def rounded_layers(model) -> list[torch.nn.Module]:
