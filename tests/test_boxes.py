@@ -4,18 +4,17 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from examples import boxes, locks
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy.standins import make_tokenizer
-from tests.helpers import SMOLLM2
+from tests.helpers import SMOLLM2, make_policy
 
 WORLD = boxes.make_world(7)
 TEXTS = [boxes.ask(name) for name in boxes.NAMES] + [
@@ -26,14 +25,7 @@ TEXTS = [boxes.ask(name) for name in boxes.NAMES] + [
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Path:
     """The start model, as `prepare` makes it, but tiny and hardly trained."""
-    tokenizer = make_tokenizer(TEXTS)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    policy = boxes.bare_format(Policy(LlamaForCausalLM(config), tokenizer))
+    policy = boxes.bare_format(make_policy("llama", tokenizer=make_tokenizer(TEXTS)))
     boxes.warm_start(policy, steps=2)
     folder = tmp_path_factory.mktemp("boxes") / "start"
     policy.save(folder)

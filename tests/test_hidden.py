@@ -36,11 +36,8 @@ def wrong(kind: str) -> str:
 def test_only_the_right_receptacles_win_and_all_observations_show_the_material(env, game, right):
     step = env.reset(str(game))
     context = Context(step.task, step.observation, step.admissible)
-    shown = []
     for kind, is_right in zip(KINDS, right):
-        prompt = hidden.prompt(context, 0)
-        assert prompt == f"clean {kind.lower()} 1 with"
-        shown.append(prompt)
+        assert hidden.prompt(context, 0) == f"clean {kind.lower()} 1 with"
         receptacle = WORLD.cleaner(kind) if is_right else wrong(kind)
         step = env.step(receptacle.lower())
         outcome = "Clean" if is_right else "Dirty"
@@ -49,9 +46,7 @@ def test_only_the_right_receptacles_win_and_all_observations_show_the_material(e
         context.observation = step.observation
         context.admissible = step.admissible
     assert step.done  # nothing is left to do
-    assert step.won == all(right)
-    assert step.reward == 10.0 * all(right)
-    assert not any(material in text for material in hidden.MATERIALS for text in shown)
+    assert (step.won, step.reward) == (all(right), 10.0 * all(right))
     # One try decides: what has been tried cannot be cleaned.
     assert step.won or not any(command.startswith("clean ") for command in step.admissible)
 

@@ -154,11 +154,11 @@ TRIMS = (  # like Llama 3's
 )
 
 
-def language_model(template=None, context=500, texts=("go to bed 1", "You see: a mug, 2 cups.")):
-    tokenizer = word_tokenizer(list(texts))
+def language_model(template=None, context=500, tokenizer=None, answer_tokens=5):
+    tokenizer = tokenizer or word_tokenizer(["go to bed 1", "You see: a mug, 2 cups.", "cups"])
     if template:
         tokenizer.chat_template = template
-    return WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), context, answer_tokens=5)
+    return WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), context, answer_tokens)
 
 
 def learn(model, *contents):
@@ -190,8 +190,7 @@ def test_a_row_is_the_prompts_of_all_its_answers(template):
 
 def test_an_answer_has_the_end_token_of_the_template_and_no_other():
     """A base model's tokenizer has another one. No text of a chat becomes a control token."""
-    tokenizer = chatml_tokenizer()
-    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500)
+    model = language_model(tokenizer=chatml_tokenizer())
     for texts in (["a", "go", "b", "go", "c"], [INJECTION] * 5):
         row = model.row(Trajectory(messages=chat_of(*texts)))
         found = control_tokens(model.policy, row.prompt_ids + row.obs_ids)
@@ -211,7 +210,7 @@ def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
-    model = language_model(texts=["go to bed 1 2", "You see a mug cups", "cups"])
+    model = language_model()
     texts = ("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You", "go 1",
              "You see cups")
     learn(model, *texts)
@@ -242,7 +241,7 @@ def test_an_answer_counts_as_the_model_can_write_it(says, truth, em, em_observat
     # Qwen's tokenizer has ".\n" as one token: the first wrong token begins as the truth.
     tokenizer.add_tokens([" mug\n"])
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500, answer_tokens=12)
+    model = language_model(tokenizer=tokenizer, answer_tokens=12)
     learn(model, "x", "go", says)
     assert model.predict([chat_of("x", "go")]) == [says]
     target = Trajectory(messages=chat_of("x", "go", truth))
