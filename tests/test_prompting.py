@@ -196,11 +196,11 @@ def test_a_wrong_answer_is_one_sentence_without_the_key(fault, part, serve, tmp_
     server.faults.append(fault)
     model = Server(server.url, "m", tmp_path / "responses.jsonl")
     with pytest.raises(SystemExit) as error, user_errors():
-        model.ask("a", 0.4, 7, 0)
+        model.ask("a", 0, 0.4, 7)
     message = str(error.value)
     assert re.search(part, message) and "\n" not in message and len(message) < 400
     assert KEY not in message
-    assert model.ask("a", 0.4, 7, 0)["text"] == LOOK  # nothing of it was kept
+    assert model.ask("a", 0, 0.4, 7)["text"] == LOOK  # nothing of it was kept
 
 
 @pytest.mark.parametrize("more, message", [

@@ -30,7 +30,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -131,27 +131,24 @@ class Server:
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
         """Yield responses until the queue is empty; it may grow in between."""
-        running = {}  # future -> slot
-        threads = ThreadPoolExecutor(CONCURRENCY)
-        try:
-            while queue or running:
-                while queue:
-                    request = queue.popleft()
-                    prompt = self.decode(request.prompt_ids)
-                    asked = threads.submit(self.ask, prompt, temperature, max_tokens, request.seed)
-                    running[asked] = request.slot
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                responses = []
-                for future in done:
-                    answer = future.result()
-                    ids = self.encode(answer["text"])
-                    logps = [0.0] * len(ids)
-                    responses.append(Response(running.pop(future), ids, logps, answer["cut"]))
-                yield responses
-        finally:  # After an error or Ctrl-C, what is under way is still answered and kept.
-            threads.shutdown(cancel_futures=True)
+        while queue:
+            requests = [queue.popleft() for _ in range(len(queue))]
+            asked = [(self.decode(request.prompt_ids), request.seed) for request in requests]
+            responses = []
+            for request, answer in zip(requests, self.ask_all(asked, temperature, max_tokens)):
+                ids = self.encode(answer["text"])
+                responses.append(Response(request.slot, ids, [0.0] * len(ids), answer["cut"]))
+            yield responses
 
-    def ask(self, prompt: str, temperature: float, max_tokens: int, seed: int) -> dict:
+    def ask_all(
+        self, asked: list[tuple[str, int]], temperature: float, max_tokens: int
+    ) -> list[dict]:
+        """The answers to prompts, each with its seed; CONCURRENCY of them at a time."""
+        with ThreadPoolExecutor(CONCURRENCY) as threads:
+            # After an error or Ctrl-C, what is under way is still answered and kept.
+            return list(threads.map(lambda one: self.ask(*one, temperature, max_tokens), asked))
+
+    def ask(self, prompt: str, seed: int, temperature: float, max_tokens: int) -> dict:
         """The kept answer to this request, or the server's: text, usage, cut."""
         body = {
             "model": self.model, "messages": [{"role": "user", "content": prompt}],
@@ -289,28 +286,19 @@ def reflexion(
             lost = [episode for episode in played if not episode.won and not episode.failed]
             tasks = [episode.task for episode in lost]
             if trial < TRIALS - 1:
-                for episode, note in zip(lost, reflect(cfg, server, react, lost, seed)):
-                    lessons.setdefault(episode.task, []).append(note)
+                # -2 keeps these draws apart from the responses (paw_min/base/seeds.py).
+                asked = [
+                    (react.reflection(episode), request_seed(-2, seed, episode.trajectory))
+                    for episode in lost
+                ]
+                notes = server.ask_all(asked, cfg.eval_temperature, cfg.max_response_tokens)
+                for episode, note in zip(lost, notes):
+                    text = " ".join(note["text"].split())
+                    lessons.setdefault(episode.task, []).append(text)
         solved = mean([episode.won for episode in last.values() if not episode.failed])
         success[f"eval_success_trial_{trial + 1}"] = solved
         say(f"trial {trial + 1}: success {solved:.3f}, {len(tasks)} tasks left")
     return list(last.values()), success
-
-
-def reflect(
-    cfg: Config, server: Server, react: React, lost: list[Episode], trial_seed: int
-) -> list[str]:
-    """One reflection per failed episode."""
-
-    def ask(episode: Episode) -> str:
-        # -2 keeps these draws apart from the responses (paw_min/base/seeds.py).
-        seed = request_seed(-2, trial_seed, episode.trajectory)
-        limit = cfg.max_response_tokens
-        answer = server.ask(react.reflection(episode), cfg.eval_temperature, limit, seed)
-        return " ".join(answer["text"].split())
-
-    with ThreadPoolExecutor(CONCURRENCY) as threads:
-        return list(threads.map(ask, lost))
 
 
 # ---- the command ----
