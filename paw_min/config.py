@@ -7,7 +7,7 @@ run has the script's first preset, `tiny`. The command line overrides both.
 """
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -191,13 +191,11 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     chosen = given.pop("preset")
 
     sizes = [name for name in chosen if name in presets] or [first]
-    method = [name for name in chosen if name in methods]
-    if max(len(sizes), len(method)) > 1:
+    of_method = [name for name in chosen if name in methods] or ["paw"]
+    if max(len(sizes), len(of_method)) > 1:
         raise UserError(f"--preset {' '.join(chosen)}: choose one size, and at most one method.")
-    (size,) = sizes
-    base = Config(**{"env": env} | presets[size])
-    for name in method:
-        base = replace(base, **methods[name])
+    (size,), (method,) = sizes, of_method
+    base = Config(**{"env": env} | presets[size] | methods.get(method, {}))
     if given.get("algo") == "ppo" and size in PUBLISHED:
         # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
         # WebShop. It has no PPO for search, whose 256 tasks stay.
@@ -212,7 +210,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         raise UserError(f"--preset {size} is for published data: give their folder with --data, or "
                         f"use --preset {first} for small ones.")
     cfg.out = str(expanded(cfg.out))
-    cfg.name = cfg.name or default_name(cfg, base, size, method[0] if method else "paw")
+    cfg.name = cfg.name or default_name(cfg, base, size, method)
     return cfg, mode
 
 
@@ -246,7 +244,6 @@ def default_name(cfg: Config, base: Config, size: str, method: str) -> str:
     elsewhere = {"model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE}
     if not cfg.paw:
         elsewhere |= OF_PAW
-    before = asdict(base)
-    parts += [f"{key}={value}".replace("_", "-") for key, value in asdict(cfg).items()
-              if key not in elsewhere and value != before[key]]
+    parts += [f"{key}={value}".replace("_", "-") for key, value in vars(cfg).items()
+              if key not in elsewhere and value != getattr(base, key)]
     return "-".join([*parts, f"seed{cfg.seed}"]).replace("/", "_")
