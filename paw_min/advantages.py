@@ -41,6 +41,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import torch
+from rapidfuzz.distance import LCSseq
 from torch import Tensor
 
 Labels = Sequence[Hashable] | Tensor  # of groups, trajectories or states, one per row
@@ -199,42 +200,32 @@ def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) ->
     """Greedy first-fit clusters of texts: the cluster number of each row within its group.
 
     In search, two result pages are rarely equal, so GiGPO compares states by the similarity of
-    their texts. A row joins the first cluster of its group whose first text is at least `threshold`
-    similar by difflib's ratio (of characters, autojunk on), or opens a new cluster. Source:
-    verl-agent, with a threshold of 0.9.
+    their texts. A row joins the first cluster of its group whose first text is similar, or opens a
+    new cluster. Source: verl-agent, with a threshold of 0.9.
     """
     if not 0.0 < threshold <= 1.0:
         raise ValueError(f"similarity={threshold} must lie in (0, 1]")
     first_texts = defaultdict(list)  # group -> the first text of each of its clusters
-    cluster_of = defaultdict(dict)  # group -> text -> cluster; each distinct text is compared once
-    clusters = []
+    cluster_of = {}  # (group, text) -> cluster; each distinct text is compared once
     for g, text in zip(group, anchor):
-        if text not in cluster_of[g]:
-            similar = (
-                number
-                for number, other in enumerate(first_texts[g])
-                if may_reach(text, other, threshold)
-                and SequenceMatcher(None, text, other).ratio() >= threshold
-            )
-            cluster_of[g][text] = next(similar, len(first_texts[g]))
-            if cluster_of[g][text] == len(first_texts[g]):
-                first_texts[g].append(text)
-        clusters.append(cluster_of[g][text])
-    return clusters
+        if (g, text) not in cluster_of:
+            known = first_texts[g]
+            fits = (k for k, first in enumerate(known) if is_similar(text, first, threshold))
+            cluster_of[g, text] = next(fits, len(known))
+            if cluster_of[g, text] == len(known):
+                known.append(text)
+    return [cluster_of[key] for key in zip(group, anchor)]
 
 
-def may_reach(a: str, b: str, threshold: float) -> bool:
-    """False only if difflib's ratio 2 M / (|a| + |b|) is certainly below `threshold`.
+def is_similar(a: str, b: str, threshold: float) -> bool:
+    """Is difflib's ratio 2 M / (|a| + |b|) of two different texts at least `threshold`?
 
-    difflib takes milliseconds for a page of text, a minute per update of 1,280 episodes. The M
-    characters that it matches are a common subsequence, so M is at most the length of the longest
-    one, which rapidfuzz computes 64 characters at a time. (difflib's own quick bound counts
-    letters, in which any two pages of English are similar.)
+    difflib (of characters, autojunk on) takes milliseconds for a page of text, a minute per update
+    of 1,280 episodes. The M characters that it matches are a common subsequence, so M is at most
+    the length of the longest one, which rapidfuzz computes 64 characters at a time. (difflib's own
+    quick bound counts letters, in which any two pages of English are similar.)
     """
-    # Imported here, because only GiGPO with a similarity needs this package.
-    from rapidfuzz.distance import LCSseq
-
-    if not a and not b:
-        return True
-    bound = LCSseq.similarity(a, b)
-    return 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
+    longest = LCSseq.similarity(a, b)
+    if 2.0 * longest / (len(a) + len(b)) < threshold:  # rounds as difflib does
+        return False
+    return SequenceMatcher(None, a, b).ratio() >= threshold

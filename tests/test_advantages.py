@@ -144,7 +144,7 @@ def test_similar_anchors_equals_the_plain_rule(threshold):
     assert joined >= 10 or threshold == 1.0  # texts that differ and are alike did occur
 
 
-def test_the_bound_is_one_and_it_is_sharp_at_the_threshold():
+def test_the_bound_excludes_no_similar_text():
     rng = random.Random(5)
     for _ in range(40):
         # Without repeated letters and with one change, difflib finds the LCS: bound and ratio meet.
@@ -153,8 +153,8 @@ def test_the_bound_is_one_and_it_is_sharp_at_the_threshold():
         b = a[:place] + "-" * rng.randrange(1, 30) + a[place + rng.randrange(3) :]
         exact = ratio(a, b)
         for x, y in ((a, b), (b, a)):
-            assert advantages.may_reach(x, y, exact)
-            assert not advantages.may_reach(x, y, math.nextafter(exact, 2.0))
+            assert advantages.is_similar(x, y, exact)
+            assert not advantages.is_similar(x, y, math.nextafter(exact, 2.0))
 
 
 def test_wrong_arguments_are_named():
