@@ -1,5 +1,6 @@
 """PaW on an OpenEnv server: OpenEnv's own client and server at a real port of this process."""
 
+import json
 import socket
 import threading
 import time
@@ -88,7 +89,7 @@ class Small(guess_server.Guess):
 
     def step(self, action):
         reward, done, *won = action.words.split()
-        heard = Said(answer="", won=eval(won[0])) if won else guess_server.Hear(answer="")
+        heard = Said(answer="", won=json.loads(won[0])) if won else guess_server.Hear(answer="")
         heard.reward, heard.done = float(reward), done == "end"
         return heard
 
@@ -100,7 +101,7 @@ class Said(guess_server.Hear):
 @pytest.mark.parametrize("said, won", [
     (["0.1 end"], False), (["10 end"], True), (["4 on", "6 end"], True), (["10 on"], False),
     (100 * ["0.1 on"] + ["0 end"], True),
-    (["0.1 end True"], True), (["10 end False"], False), (["10 end None"], True),
+    (["0.1 end true"], True), (["10 end false"], False), (["10 end null"], True),
 ])
 def test_won_is_the_highest_return_or_the_word_of_the_server(said, won):
     app = create_app(Small, guess_server.Say, Said, max_concurrent_envs=8)

@@ -28,7 +28,7 @@ def run_stage(
                                 f"another --out, or delete {name}.")
         replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
     found = json.loads(path.read_text())
-    others = [f"{key} {found[key]!r}" for key in settings if found[key] != settings[key]]
+    others = [f"{key} {found.get(key)!r}" for key in settings if found.get(key) != settings[key]]
     if others:
         raise UserError(f"{path} was made with {', '.join(others)}: repeat that, or choose "
                         "another --out.")

@@ -135,6 +135,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int) -> WorldMode
         raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
     record = json.loads(path.read_text())
-    if record["env"] != cfg.env:
-        raise UserError(f"{path} is of {record['env']!r}: give a world model of {cfg.env}.")
+    env = record.get("env")
+    if env != cfg.env:
+        raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")
     return WorldModel(load(cfg, str(folder)), record["context"], answer_tokens)
