@@ -79,8 +79,8 @@ class Size:
 # Why does a prediction after the action help the choice before it? Both read the same embedding of
 # the name. To predict the material, names of one material have to become alike, so that what RL
 # learns about one of them holds for the others. (The word "opens" also tells whether each lock
-# opened, which the reward does not. With this word alone, PaW gains nothing, and cross entropy half
-# of what it gains with the material: research/LOG.md.)
+# opened, which the reward does not. With this word alone, no gain of PaW was seen; ECHO, in
+# three_worlds.py, gains half of what it gains with the material: research/LOG.md.)
 #
 # Why 8 materials? A model that knows only how frequent they are gives each p = 1/8, below
 # rho = 0.2. With 4 materials it would be 1/4: Eq. 7 would drop the words for them, and hardly any
