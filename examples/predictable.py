@@ -11,10 +11,10 @@ It is ECHO (arXiv 2605.24517), cross entropy on o' at a constant weight of 0.05,
   of the predicted token. Names and numbers drop out. It does not look at which token came, so a
   fact that seems nearly impossible is still learned.
 
-Of seven losses in eight small worlds, it has the lowest regret: 4.0 points of success below the best
-loss in its worst world, where PaW has 16.2 and ECHO 21.0, each in its own. It is not decided
-against `probable` with a floor of 0.01 (research/LOG.md#one-rule). With a pretrained model, it has
-only run as a pilot.
+Of seven losses in eight small worlds, it has the lowest regret: it is 4.0 points of success below
+the best loss in its worst world; PaW is 16.2 and ECHO 21.0 below, each in its own. Nothing is
+decided between it and `probable` with a floor of 0.01 (research/LOG.md#one-rule). With a pretrained
+model, it has only run as a pilot.
 
 --wm-loss, --rho and --alpha do nothing here. A resumed run reads least_entropy.json, because it has
 no first update.
