@@ -58,6 +58,9 @@ START = "from paw_min.base.errors import UserError, user_errors\nwith user_error
     ("raise KeyboardInterrupt", f"{errors.INTERRUPTED}\n"),
     ("raise OSError(28, 'No space left on device')",
      "error: No space left on device: free space, and rerun the same command\n"),
+    ("raise RuntimeError('CUDA Error: out of memory\\nat cumem_allocator.cpp:62')",  # vLLM's
+     "error: the GPU's memory is full (CUDA Error: out of memory at cumem_allocator.cpp:62): rerun "
+     "with a lower --micro-tokens or --vllm-memory; the run then resumes.\n"),
     ("open(300 * 'a')", f"error: '{199 * 'a'} cannot be used: File name too long\n"),
     # The output has been closed, as by `| head`.
     ("[print('x' * 999) for _ in range(999)]", ""), ("print('x')", ""),
