@@ -255,14 +255,14 @@ def plain_logp(policy, row: TokenRow) -> torch.Tensor:
     return logp.gather(-1, ids[0, first:, None])[:, 0]
 
 
-def run(updates=1, **settings):
+def run(episodes=EPISODES, updates=1, **settings):
     """(weights after the update as one vector, metrics)."""
     cfg = Config(**BASE | settings)
     policy = make_policy()
     reference = make_policy() if cfg.kl_coef else None
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     for k in range(updates):
-        metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, k))
+        metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
     return weights_of(policy), metrics
 
 
