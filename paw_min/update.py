@@ -127,7 +127,7 @@ def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLo
     return ObservationLoss(per_row, counted)
 
 
-# A world-model loss: the one above, or that of a fork (examples/probable.py), from what the pass
+# A world-model loss: the one above, or that of a fork (examples/predictable.py), from what the pass
 # says of a batch. What a fork knows of the rows themselves is at rows[batch.index].
 WorldModelLoss = Callable[[Config, Scores, Batch], ObservationLoss]
 
