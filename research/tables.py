@@ -13,8 +13,9 @@ perhaps a world in them:
     <!-- end -->
 
 The page chooses what such a table shows, by the names in it; the numbers are made again. A row is
-an arm, or a difference of two. A column is a measure (COLUMNS), or a world. If it is an arm or a
-difference itself, the rows are worlds.
+an arm, or a difference of two, perhaps on some seeds ("ce - grpo, seeds 4 to 7"). A column is a
+measure (COLUMNS), or a world. If it is an arm or a difference itself, the rows are worlds. "-": no
+seed has what is asked for.
 
 Another table has the name of a function of this file, and its arguments.
 """

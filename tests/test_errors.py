@@ -33,6 +33,7 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
     (fig2c.main, "webshp", "fig2c is for webshop, not for webshp: use it, or a run of it"),
     (plan, "--seed 3", "--seed after --: use the options before it."),
+    (plan, "--dry-run", "--dry-run is for the run scripts: omit it."),
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
     (word2world, "verify alfworld --world-model w --out o", "verify is for webshop: alfworld has"),

@@ -35,7 +35,7 @@ from research.paper.grids import GRIDS
 from research.paper.table import Entry
 
 ROOT = Path(__file__).parents[2]  # has the run scripts
-OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # FLAGS may not have them.
+OURS = {"--seed", "--name", "--out"}  # FLAGS may not have them.
 
 
 @dataclass

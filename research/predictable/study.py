@@ -15,7 +15,6 @@ from paw_min.base.errors import user_errors
 from research.stats import signed, t_quantile
 from research.study import (
     Runs,
-    area,
     difference,
     gains,
     level,
@@ -40,13 +39,6 @@ PAIRS = (
     ("predictable", "probable 0.03"), ("predictable", "prediction"), ("echo", "paw"),
     *((name.removesuffix(PLACEBO), name) for name in PLACEBOS),
     *((name, "grpo") for name in PLACEBOS),
-)  # fmt: skip
-# What helps: the fact, or the label of success? Worlds, their arms, and pairs of these.
-SAYS = ("says both", "says the outcome", "says the material")
-OF_FACTS = ("grpo", "paw", "echo", "echo" + PLACEBO)
-FACTS = (
-    ("paw", "grpo"), ("echo", "grpo"), ("echo", "paw"), ("echo", "echo" + PLACEBO),
-    ("echo" + PLACEBO, "grpo"),
 )  # fmt: skip
 DRAWS = 10_000
 
@@ -166,15 +158,6 @@ def differences(runs: Found) -> str:
     return markdown_table(["difference", *WORLDS], lines)
 
 
-def facts(runs: Found) -> str:
-    """What an observation says -> means and differences of the mean of the curve."""
-    lines = []
-    for world in SAYS:
-        levels = [level(runs[world], arm, area) for arm in OF_FACTS]
-        lines.append([world, *levels, *(difference(runs[world], a, b, area) for a, b in FACTS)])
-    return markdown_table(["", *OF_FACTS, *(f"{a} - {b}" for a, b in FACTS)], lines)
-
-
 def tables_of_losses() -> list[str]:
     """Regrets, their differences, and the old criterion, on the seeds that all arms have."""
     runs, _ = complete(read_runs(RUNS), WORLDS, ARMS)
@@ -182,11 +165,9 @@ def tables_of_losses() -> list[str]:
 
 
 def main() -> None:
-    runs = read_runs(RUNS)
-    small, seeds = complete(runs, WORLDS, ARMS)
-    said, others = complete(runs, SAYS, OF_FACTS)
-    print(f"{len(seeds)} seeds in all small worlds, {len(others)} with facts and labels\n")
-    print("\n\n".join([*tables_of_losses(), differences(small), facts(said)]))
+    runs, seeds = complete(read_runs(RUNS), WORLDS, ARMS)
+    print(f"{len(seeds)} seeds in all worlds\n")
+    print("\n\n".join([*tables_of_losses(), differences(runs)]))
 
 
 if __name__ == "__main__":
