@@ -207,18 +207,13 @@ class Slow(Toy):
 
 
 def test_loading_has_a_limit_of_its_own(monkeypatch):
+    """A game that hangs at its start costs that of a step: a group would wait for it in turn."""
     with EnvPool(Slow, 1, 1, timeout=1.0) as pool:
+        assert_failed(reset(pool, ["hang"])[0], "failed at reset 'hang': no answer within 1 s")
         assert reset(pool, "a")[0].observation == "start of a"
     monkeypatch.setattr(pool_module, "LOAD_TIMEOUT", 0.5)
     with EnvPool(Slow, 1, 1) as pool, pytest.raises(UserError, match="no answer within 0.5 s"):
         reset(pool, "a")
-
-
-def test_a_game_that_hangs_at_its_start_costs_the_limit_of_a_step():
-    """Not that of loading, which all episodes of a group on this game would wait for in turn."""
-    with EnvPool(Toy, 2, 1, timeout=0.5) as pool:
-        for step in reset(pool, ["hang", "hang"]):
-            assert_failed(step, "failed at reset 'hang': no answer within 0.5 s")
 
 
 def test_a_worker_that_does_not_start_ends_in_one_sentence(tmp_path, monkeypatch):

