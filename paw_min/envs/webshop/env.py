@@ -61,11 +61,8 @@ class WebShopAgent:
 
 
 @cache
-def load_shop(folder: str, human_goals: bool, n_products: int | None, /) -> Shop:
-    """Load a shop once per process; all environments share it.
-
-    Positional arguments only: `cache` takes a keyword for another key, and would load it again.
-    """
+def load_shop(folder: str, human_goals: bool, n_products: int | None) -> Shop:
+    """Load a shop once per process; all environments share it."""
     return Shop.load(folder, human_goals=human_goals, n_products=n_products)
 
 
