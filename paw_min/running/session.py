@@ -3,21 +3,12 @@
 The order matters: rank 0 creates folders and data before the others read them; vLLM measures the
 free memory, so its engine comes before the trainer's model; the ranks close together.
 
-A run from a script, as its newest checkpoint left it:
-
-    from pathlib import Path
-
-    from paw_min import train
-    from paw_min.running.config_json import read_config
-    from paw_min.running.session import open_session
+A run from a script, as its newest checkpoint left it (of a moved folder, set cfg.out first):
 
     cfg = read_config(Path("runs/alfworld-tiny-grpo-paw-seed0/config.json"))
     with open_session(cfg) as s:
         episodes = train.collect(cfg, s, k=s.done + 1).episodes
         print(s.done, [episode.won for episode in episodes], s.optimizer)
-
-This opens cfg.out/cfg.name, which for a copied folder is not the folder of its config.json: use
-replace(cfg, out=...). If s.done is 0, there was no checkpoint, and it has the start model.
 """
 
 from collections.abc import Iterator
@@ -172,11 +163,9 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> Sampler:
 
 def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optimizer:
     """AdamW over the policy, or its adapters, and PPO's critic."""
-    policy_parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    groups = [{"params": policy_parameters}]
+    groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad]}]
     if policy.critic:
-        critic_parameters = list(policy.critic.parameters())
-        groups.append({"params": critic_parameters, "lr": LR_FACTOR * lr})
+        groups.append({"params": list(policy.critic.parameters()), "lr": LR_FACTOR * lr})
     # On a GPU, one kernel: its loops over tensors need 4 bytes more per trained parameter.
     fused = policy.device.type == "cuda"
     return torch.optim.AdamW(
