@@ -18,7 +18,7 @@ TINY = dict(
 )
 
 PRESETS = {
-    # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
+    # 0.9 million parameters and a small invented world: trains on a laptop CPU in minutes.
     "tiny": TINY,
     "paper": PAPER,
     # These fit one GPU of 24 or 80 GB: the preset paper with LoRA and its learning rate.

@@ -15,7 +15,7 @@ TINY = dict(
 )
 
 PRESETS = {
-    # 0.9 million parameters and a small generated shop: trains on a laptop CPU in minutes.
+    # 0.9 million parameters and a small invented shop: trains on a laptop CPU in minutes.
     "tiny": TINY,
     "paper": PAPER,
     # These fit one GPU of 24 or 80 GB: the preset paper with LoRA and its learning rate.
