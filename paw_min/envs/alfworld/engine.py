@@ -23,7 +23,6 @@ pool's workers ends.
 
 import copy
 import importlib.metadata
-import importlib.util
 import os
 import re
 import subprocess
@@ -32,15 +31,9 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-try:
-    import fast_downward
-    from textworld.envs.pddl import PddlEnv, logic, textgen
-    from textworld.logic import Rule
-except ImportError as error:
-    raise ImportError(
-        "ALFWorld games need TextWorld with its PDDL backend: "
-        "pip install 'textworld[pddl]==1.7.0' 'alfworld==0.4.2'."
-    ) from error
+import fast_downward
+from textworld.envs.pddl import PddlEnv, logic, textgen
+from textworld.logic import Rule
 
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
 GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: more); enough for a panel and a rollout
@@ -77,13 +70,10 @@ def alfworld_wrappers():
     """ALFWorld's two wrapper classes, imported without side effects.
 
     If $ALFWORLD_DATA is not set, the first import of alfworld sets it and creates
-    ~/.cache/alfworld. Pointing it at the package's own folder during the import avoids both.
+    ~/.cache/alfworld. Pointing it at a folder that is there during the import avoids both.
     """
-    spec = importlib.util.find_spec("alfworld")  # does not import it
-    if spec is None:
-        raise ImportError("ALFWorld games need ALFWorld: pip install 'alfworld==0.4.2'.")
     was_unset = "ALFWORLD_DATA" not in os.environ
-    os.environ.setdefault("ALFWORLD_DATA", os.path.dirname(spec.origin))
+    os.environ.setdefault("ALFWORLD_DATA", os.path.dirname(__file__))
     try:
         from alfworld.agents.environment import alfred_tw_env
     finally:
