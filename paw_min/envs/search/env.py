@@ -30,11 +30,7 @@ from paw_min.base.files import expanded, is_url
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
-from paw_min.envs.search.questions import (
-    Question,
-    exact_match,
-    load_questions,
-)
+from paw_min.envs.search.questions import Question, exact_match, load_questions
 from paw_min.retrieval import Hit, Retriever, open_retriever
 
 
@@ -83,12 +79,6 @@ def last_answer(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def search_query(command: str) -> str | None:
-    """The text of the first <search> block; None if there is none."""
-    found = blocks(command, "search")
-    return found[0] if found else None
-
-
 def information(hits: list[Hit]) -> str:
     """The observation after a search."""
     passages = [hit["document"]["contents"].strip() for hit in hits]
@@ -102,7 +92,6 @@ class _Episode:
     question: Question
     text: str = ""  # all commands and observations so far
     turns: int = 0
-    done: bool = False
 
 
 class SearchPool:
@@ -139,12 +128,10 @@ class SearchPool:
         self._call: Future | None = None  # a search in a thread
 
     def reset(self, slot: int, task: str) -> None:
-        """Request the start of an episode; returns at once."""
         self._episodes[slot] = _Episode(self._questions[int(task)])
         self._open[slot] = None
 
     def step(self, slot: int, command: str) -> None:
-        """Request a step; returns at once."""
         self._open[slot] = command
 
     def recv(self, timeout: float | None = None) -> Answer | None:
@@ -188,7 +175,8 @@ class SearchPool:
         command = self._open[slot]
         if command is None or self._ends(slot, command):
             return None
-        return search_query(command)
+        found = blocks(command, "search")
+        return found[0] if found else None
 
     def _ends(self, slot: int, command: str) -> bool:
         # verl-agent asks for both tags, not for a well-formed block.
@@ -224,21 +212,21 @@ class SearchPool:
         """Execute a request; observation: the information block, "" if nothing was searched."""
         episode = self._episodes[slot]
         question = episode.question
-        won = False
+        done = won = False
         if command is None:  # a reset
             observation = question.question
         else:
             # _ends counts this turn itself, so it has to be called before the count goes up.
-            episode.done = self._ends(slot, command)
+            done = self._ends(slot, command)
             episode.turns += 1
             episode.text += command + observation
-            won = episode.done and exact_match(last_answer(episode.text), question.answers)
+            won = done and exact_match(last_answer(episode.text), question.answers)
         return Step(
             observation=observation,
             task=question.question,
             task_type=question.source,
             admissible=[],  # free text
             reward=float(won),
-            done=episode.done,
+            done=done,
             won=won,
         )
