@@ -221,7 +221,7 @@ def test_a_worker_that_does_not_start_ends_in_one_sentence(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     module = f"import os\nif os.getpid() != {os.getpid()}:\n    os._exit(7)\nclass Env: pass\n"
     (tmp_path / "fragile.py").write_text(module)
-    sentence = r"did not start: its worker died \(exit code 7\); see its error above"
+    sentence = r"can be made: its worker died \(exit code 7\); see its error above"
     pool = EnvPool(__import__("fragile").Env, 2, 1)
     with pytest.raises(UserError, match=sentence):
         reset(pool, "ab")

@@ -213,8 +213,8 @@ class EnvPool:
         """Replace a dead or hanging worker, whose environments are gone."""
         worker.end(grace=0.0)
         if not worker.loaded:
-            raise UserError(f"A worker did not start: {reason}; see its error above. Scripts need "
-                            '`if __name__ == "__main__":`.')
+            raise UserError(f"No environment can be made: {reason}; see its error above. Scripts "
+                            'need `if __name__ == "__main__":`.')
         # Requests are served in order, so the first one is to blame; the others were waiting.
         served, *waiting = worker.serving
         self._fail(served, reason)
