@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -220,6 +221,24 @@ def test_metrics_are_not_dropped_because_checkpoints_were_deleted(finished, conf
 def test_a_run_belongs_to_its_settings(finished, config):
     with one_sentence("belongs to a run with.*--paw True, --rho 0.2.*another --name"):
         runs.Run(config(paw=False, rho=0.3))
+
+
+def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monkeypatch, capsys):
+    """Those of the package, and of the program, which has the method of a fork; each resume."""
+    program = finished.parent / "own.py"
+    program.write_text("1")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    stored = finished / "sources.json"
+    stored.write_text(json.dumps(runs.source_digests("alfworld")))
+    restore(runs.Run(config()), *policy)
+    assert not capsys.readouterr().out
+    program.write_text("2")
+    change(stored, **{"paw_min/balance.py": "of another version"})
+    for _ in range(2):
+        restore(runs.Run(config()), *policy)
+        said = capsys.readouterr().out
+        assert said.startswith("changed since the run began: ") and said.count("\n") == 1
+        assert "own.py, paw_min/balance.py; use another --name to keep" in said
 
 
 @pytest.mark.parametrize("settings, changed, refused", [

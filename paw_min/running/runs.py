@@ -1,6 +1,7 @@
 """The folder of a run: settings, metrics, checkpoints. Rerunning the same command resumes it.
 
     runs/<name>/config.json           every setting
+                sources.json          digests of the source files with which it began
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
                 episodes.md           a few episodes of the latest evaluation as text
                 evaluation.json       all its outcomes, per task
@@ -18,8 +19,10 @@ any moment resumes consistently. Only rank 0 writes. Checkpoints are not sharded
 of ranks can resume from them.
 """
 
+import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -27,9 +30,11 @@ from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
 from paw_min.base import distributed
+from paw_min.base.console import say
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading, remove, replace_text, replacing, writing
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.running import track
 from paw_min.running.config_json import differences, public, read_config
 
@@ -128,12 +133,26 @@ class Run:
         lines = read_metrics(self.folder)
         if not done and lines and lines[-1]["update"] > self.before.save_every:
             raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name.")
+        sources = source_digests(self.cfg.env)
+        if done or lines:
+            self.compare(sources)
+        else:
+            self.write("sources.json", json.dumps(sources, indent=0) + "\n")
         self.remove_all_but(self.checkpoint())
         kept = [line for line in lines if line["update"] <= done]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.write_settings()
         if self.cfg.track != "none":
             self.tracker = track.Tracker(self.cfg, self.folder, start=len(kept))
+
+    def compare(self, sources: dict[str, str]) -> None:
+        """Say so if the method may be another one than that with which the run began."""
+        path = self.folder / "sources.json"
+        old = json.loads(path.read_text()) if path.exists() else sources
+        names = sorted(old.keys() | sources)
+        if changed := [name for name in names if old.get(name) != sources.get(name)]:
+            say(f"changed since the run began: {', '.join(changed)}; use another --name to keep "
+                "two methods apart")
 
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl, on every rank."""
@@ -160,6 +179,19 @@ class Run:
     def close(self) -> None:
         if self.tracker:
             self.tracker.close()
+
+
+def source_digests(env: str) -> dict[str, str]:
+    """Digests of the package's files, and of the program's and its environment's, by name."""
+    package = Path(__file__).parents[1]
+    files = {*package.rglob("*.py")}
+    for module in ("__main__", BENCHMARKS[env].load.__module__):  # such as examples.tapo
+        file = Path(getattr(sys.modules[module], "__file__", None) or package)
+        files |= {file} if file.is_file() else set()
+    return {
+        os.path.relpath(file, package.parent): hashlib.blake2b(file.read_bytes()).hexdigest()[:16]
+        for file in sorted(files)
+    }
 
 
 def lock_folder(folder: Path, flag: str) -> FileLock:
