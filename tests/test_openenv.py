@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
-from unittest.mock import Mock
+from unittest.mock import Mock, create_autospec
 
 import pytest
 import uvicorn
@@ -123,14 +123,9 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
                 return guess_server.Hear(answer=2_000_000 * "a")
             return super().step(action)
 
-    closed = []
-    close = openenv_paw.SyncEnvClient.close
-
-    def spy(session):
-        closed.append(session)
-        close(session)
-
-    monkeypatch.setattr(openenv_paw.SyncEnvClient, "close", spy)
+    own = openenv_paw.SyncEnvClient.close
+    close = create_autospec(own, side_effect=own)
+    monkeypatch.setattr(openenv_paw.SyncEnvClient, "close", close)
     monkeypatch.setattr(openenv_paw, "TIMEOUT", 0.5)
     app = create_app(Slow, guess_server.Say, guess_server.Hear, max_concurrent_envs=8)
     with serving(app) as url:
@@ -140,7 +135,7 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
         answers = pools.step(pool, {0: "5", 1: "break", 2: "sleep"})
         assert answers[0].observation == "Lower." and not answers[0].failed
         assert "broken" in answers[1].failed and "TimeoutError" in answers[2].failed
-        assert len(closed) == 2  # Else the server keeps their environments, and admits no others.
+        assert close.call_count == 2  # Else the server keeps their environments.
         # The next episode of these slots begins in a session of its own, with its own answers.
         assert [step.failed for step in pools.reset(pool, "789")] == ["", "", ""]
         assert pools.step(pool, {2: "9"})[2].won
