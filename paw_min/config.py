@@ -3,7 +3,8 @@
 The defaults are the paper's for ALFWorld (A.1) and, where it is silent, those of verl-agent, the
 code that it builds on. A run script has presets, dictionaries that override the defaults: `paper`
 adds model, schedule and hardware, and the paper's settings for its benchmark. Without --preset, a
-run has the script's first preset, `tiny`. The command line overrides both.
+run has the script's first preset, `tiny`. The command line overrides both. Numbers that no setting
+changes are constants beside their use: update.py, ppo.py, losses.py, running/session.py.
 """
 
 import os
@@ -191,11 +192,11 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     chosen = given.pop("preset")
 
     sizes = [name for name in chosen if name in presets] or [first]
-    of_method = [name for name in chosen if name in methods] or ["paw"]
-    if max(len(sizes), len(of_method)) > 1:
+    losses = [name for name in chosen if name in methods] or ["paw"]
+    if max(len(sizes), len(losses)) > 1:
         raise UserError(f"--preset {' '.join(chosen)}: choose one size, and at most one method.")
-    (size,), (method,) = sizes, of_method
-    base = Config(**{"env": env} | presets[size] | methods.get(method, {}))
+    (size,), (loss,) = sizes, losses
+    base = Config(**{"env": env} | presets[size] | methods.get(loss, {}))
     if given.get("algo") == "ppo" and size in PUBLISHED:
         # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
         # WebShop. It has no PPO for search, whose 256 tasks stay.
@@ -210,7 +211,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         raise UserError(f"--preset {size} is for published data: give their folder with --data, or "
                         f"use --preset {first} for small ones.")
     cfg.out = str(expanded(cfg.out))
-    cfg.name = cfg.name or default_name(cfg, base, size, method)
+    cfg.name = cfg.name or default_name(cfg, base, size, loss)
     return cfg, mode
 
 

@@ -1,4 +1,4 @@
-"""The numbers that describe episodes and updates; paw_min/README.md explains each of them.
+"""The numbers that describe episodes, updates and speed; paw_min/README.md explains each of them.
 
 train.run_update merges them with those of the rollout. Each entry of `stats` and `terms` in
 update.loss_terms is a metric of an update.

@@ -17,12 +17,12 @@ PPO differs from GRPO in its advantages only. So it is a function around a metho
 gives the rows their advantages, trains the critic, and calls the method. What it needs of a session
 is `policy.critic`, which checkpoints, resuming and FSDP hold with the policy.
 
-The critic shares the policy's AdamW, with a learning rate of its own. Its optimizer steps are
-separate from the policy's: AdamW skips parameters without a gradient, so a step of one leaves the
-other alone. Its head starts at zero, verl-agent's at random.
+The critic (model/critic.py) shares the policy's AdamW, with a learning rate of its own. Its
+optimizer steps are separate from the policy's: AdamW skips parameters without a gradient, so a step
+of one leaves the other alone.
 
 Legend: N rows, T_i tokens of the response of row i, M tokens of all responses, one after another, B
-rows of a micro-batch, S columns (model/batches.py), D hidden size.
+rows of a micro-batch, S columns (model/batches.py).
 """
 
 from collections.abc import Callable
@@ -36,15 +36,14 @@ from torch import Tensor
 from paw_min import advantages, losses
 from paw_min.base import distributed
 from paw_min.config import Config
-from paw_min.model.batches import Batch, micro_batches
-from paw_min.model.policy import Policy, last_hidden, load_policy
+from paw_min.model.batches import micro_batches
+from paw_min.model.policy import Policy
 from paw_min.model.scoring import TokenSums, response_batches
 from paw_min.rows import PerToken, Rows
 from paw_min.update import gradient_step, mini_batches, row_scores
 
 VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
-LR_FACTOR = 10  # The critic's rate is so many times the policy's; A.1: 1e-5 and 1e-6.
 
 
 def with_critic(method: Callable) -> Callable:
@@ -132,32 +131,3 @@ def token_values(cfg: Config, policy: Policy, rows: Rows) -> PerToken:
     for batch in response_batches(policy, rows.tokens, cfg.micro_tokens):
         result.add(policy.values(batch), batch)
     return result.over_ranks()
-
-
-class Critic(torch.nn.Module):
-    """Values of response tokens: a decoder and a linear head."""
-
-    def __init__(self, decoder: torch.nn.Module, precision: str = "fp32"):
-        super().__init__()
-        self.decoder = decoder
-        self.precision = precision
-        width = decoder.config.hidden_size
-        self.head = torch.nn.Linear(width, 1, device=decoder.device)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """V of the state before each response token -> (B, S) fp32, 0 elsewhere."""
-        hidden = last_hidden(self.decoder, batch, self.precision)  # (B * L, D)
-        # The state before a token is at the token that precedes it.
-        n = batch.n_response
-        hidden = hidden[batch.at[:n] - 1]  # (M, D)
-        value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
-        empty = torch.zeros(batch.response_mask.shape, device=value.device)  # (B, S)
-        return empty.index_put((batch.row[:n], batch.column[:n]), value)
-
-
-def load_critic(folder: str, policy: Policy) -> Critic:
-    """A critic that starts from the language model in `folder`."""
-    model = load_policy(folder, device=str(policy.device)).model
-    return Critic(model.get_decoder(), policy.precision)

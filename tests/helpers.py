@@ -30,9 +30,9 @@ from paw_min.base.flags import flag
 from paw_min.config import Config
 from paw_min.metrics import describe_selection
 from paw_min.model import lora
+from paw_min.model.critic import LR_FACTOR, Critic
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Response
-from paw_min.ppo import LR_FACTOR, Critic
 from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import standins

@@ -13,6 +13,7 @@ from paw_min.base.flags import flag
 from paw_min.config import FLAGS, FREE_TO_CHANGE, OF_ONE, Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.envs.interface import Tasks
+from paw_min.model.critic import LR_FACTOR
 from paw_min.running.config_json import differences, public
 from paw_min.running.session import WEIGHT_DECAY, count_tasks, find_tasks, open_session
 from tests.helpers import argv
@@ -94,7 +95,7 @@ def default(function, name: str):
 def test_the_constants_beside_the_presets():
     """What A.1 or verl-agent say, and no flag changes."""
     assert default(advantages.gigpo, "weight") == 1.0  # omega in A.1
-    assert ppo.LR_FACTOR == 10  # A.1: 1e-5 and 1e-6
+    assert LR_FACTOR == 10  # A.1: 1e-5 and 1e-6
     assert update.GRAD_CLIP == 1.0
     assert WEIGHT_DECAY == 0.01
     assert ppo.GAE_LAMBDA == 1.0

@@ -9,6 +9,7 @@ import torch
 from paw_min import ppo, train
 from paw_min.config import Config
 from paw_min.model.batches import collate
+from paw_min.model.critic import LR_FACTOR
 from paw_min.rows import flatten
 from paw_min.running.session import open_session
 from paw_min.update import mini_batches, optimize, prepare
@@ -81,7 +82,7 @@ def test_each_step_of_the_critic_is_adamw_on_the_value_loss(mini_batch):
     twin = copy.deepcopy(policy.critic)
     before = copy.deepcopy(policy.model.state_dict())
     _, metrics = learned(cfg, policy)
-    optimizer = torch.optim.AdamW(twin.parameters(), lr=ppo.LR_FACTOR * cfg.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=LR_FACTOR * cfg.lr, weight_decay=0.0)
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     batches = [collate([row], [False], policy.pad_id) for row in ROWS]
     old = [twin(batch)[0].detach() for batch in batches]

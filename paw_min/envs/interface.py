@@ -54,7 +54,10 @@ class Answer(NamedTuple):
 
 
 class Pool(Protocol):
-    """Many environments at once, slots 0 .. n_envs - 1, each with one open request at most."""
+    """Many environments at once, slots 0 .. n_envs - 1, each with one open request at most.
+
+    EnvPool (pool.py) puts each answer through `checked`; a pool of one's own has to do so itself.
+    """
 
     n_envs: int
 

@@ -108,7 +108,7 @@ class Policy(torch.nn.Module, ChatTokenizer):
         return Scores(empty.index_put(place, logp), empty.index_put(place, entropy))
 
     def values(self, batch: Batch) -> Tensor:
-        """The critic's values of response tokens -> (B, S); see ppo.py.
+        """The critic's values of response tokens -> (B, S); see critic.py.
 
         Called through the policy, which is the root that FSDP shards (shard.py).
         """

@@ -28,7 +28,8 @@ def evaluate(
     colder = replace(cfg, temperature=cfg.eval_temperature)
     with sampler.sync(policy):
         played = rollout(
-            colder, policy, sampler, pool, tasks, key, cfg.eval_repeats, benchmark, "evaluate"
+            colder, policy, sampler, pool, tasks, key, group_size=cfg.eval_repeats,
+            benchmark=benchmark, label="evaluate",
         )
     episodes = played.episodes
     if all(e.failed for e in episodes):

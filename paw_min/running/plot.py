@@ -27,7 +27,7 @@ matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
 
-class Method(NamedTuple):
+class Style(NamedTuple):
     """How all figures name and draw a method."""
 
     name: str
@@ -36,11 +36,11 @@ class Method(NamedTuple):
 
 # Okabe and Ito's colors, which color-blind readers can tell apart.
 COLORS = {
-    "grpo": Method("GRPO", "#E69F00"),
-    "paw": Method("PaW", "#0072B2"),
-    "placebo": Method("placebo", "#7F7F7F"),
-    "echo": Method("ECHO", "#009E73"),
-    "ce": Method("PaW with cross entropy", "#CC79A7"),
+    "grpo": Style("GRPO", "#E69F00"),
+    "paw": Style("PaW", "#0072B2"),
+    "placebo": Style("placebo", "#7F7F7F"),
+    "echo": Style("ECHO", "#009E73"),
+    "ce": Style("PaW with cross entropy", "#CC79A7"),
 }
 OTHERS = ["#D55E00", "#56B4E9", "#332288", "#882255", "#999933", "#000000"]
 
@@ -63,7 +63,7 @@ FRACTIONS = {"success", "eval_success", "valid", "lambda", "wm_clipped_tokens"}
 class Arm(NamedTuple):
     """Runs that differ in the seed alone."""
 
-    method: Method
+    style: Style
     runs: list[list[dict]]  # the lines of metrics.jsonl of each
 
 
@@ -108,7 +108,7 @@ def find_arms(folders: list[Path]) -> list[Arm]:
         known = COLORS.get(method_of(config))
         color = known.color if known and known.color not in taken else next(others)
         taken.add(color)
-        arms.append(Arm(Method(name, color), runs))
+        arms.append(Arm(Style(name, color), runs))
     return arms
 
 

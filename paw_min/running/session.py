@@ -27,12 +27,12 @@ from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora, vllm_sampler
 from paw_min.model.chat import turn_text
+from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, Sampler
 from paw_min.model.shard import shard_policy
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.ppo import LR_FACTOR, load_critic
 from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel

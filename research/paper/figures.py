@@ -23,7 +23,7 @@ from paw_min.running.plot import (
     FIGURES,
     FRACTIONS,
     OTHERS,
-    Method,
+    Style,
     label_of,
     plt,
     set_limits,
@@ -63,15 +63,15 @@ def stacked(runs: list[list[dict]], key: str) -> Curves:
     return Curves(shared, np.array([[curve[update] for update in shared] for curve in curves]))
 
 
-def styles_of(arms: Sequence[str]) -> list[Method]:
+def styles_of(arms: Sequence[str]) -> list[Style]:
     """Name and color of each arm; one that no other figure has gets a color of its own."""
     others = iter(OTHERS * 9)
     return [
-        COLORS[METHODS[arm]] if arm in METHODS else Method(arm, next(others)) for arm in arms
+        COLORS[METHODS[arm]] if arm in METHODS else Style(arm, next(others)) for arm in arms
     ]
 
 
-def draw_bands(axis, curves: Curves, style: Method, limits: tuple[float, float]) -> None:
+def draw_bands(axis, curves: Curves, style: Style, limits: tuple[float, float]) -> None:
     """The mean over the seeds ± the sample standard deviation (one seed: 0), within limits."""
     mean = curves.values.mean(0)  # (updates,)
     std = curves.values.std(0, ddof=1) if len(curves.values) > 1 else 0.0
