@@ -294,9 +294,8 @@ def bench_step() -> str:
     return step.table()
 
 
-def regret(number: str) -> str:
-    """Table 1, 2 or 3 of research/predictable: regrets, their differences, the old criterion."""
-    return predictable.tables_of_losses()[int(number) - 1]
+def regret() -> str:
+    return predictable.tables_of_losses()[0]
 
 
 # ---- the pages ----
