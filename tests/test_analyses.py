@@ -8,6 +8,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paw_min import cmae
+from paw_min.config import Config
 from paw_min.rows import TokenRow
 from research.paper import fig2c
 from tests.helpers import make_policy
@@ -36,6 +37,7 @@ def test_each_subword_of_noise_is_noisy(trim):
     assert len(noisy) == len(ids) and 15 < sum(noisy) < len(ids) - 15
     letters = "".join(p.strip(" '") for p, n in zip(pieces, noisy) if n)
     assert letters == "B09QKP7XQLSONYXBOX360"
+    assert all(p.strip(" '") for p, n in zip(pieces, noisy) if n)  # no quote beside it
     assert any(p.startswith(" ") and n for p, n in zip(pieces, noisy))  # " S"
     one.tokens.obs_ids = ids[:7]  # cut at --max-obs-tokens
     assert fig2c.observation_classes(policy, one) == noisy[:7]
@@ -56,6 +58,10 @@ def test_magnitudes_are_the_gradients_of_the_losses():
         at_target = gradient.gather(-1, target)[0, :, 0].abs()  # (50,)
         assert torch.allclose(at_target, expected[name], atol=1e-6)
     assert 5 < (expected["clipped MAE"] == 0).sum() < 45
+    policy = make_policy()  # where all tokens are easy, there is no share of nothing
+    step = fig2c.Step(TokenRow([1], [2], policy.encode("a b")), "a b")
+    found = fig2c.measure(Config(rho=1e-9), policy, [step])
+    assert found["meaningful"]["clipped MAE"] is None
 
 
 def test_fig2c_on_the_teacher(tmp_path, capsys):

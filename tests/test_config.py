@@ -80,6 +80,7 @@ def test_ppo_plays_each_task_once(env, tasks):
     assert (cfg.groups, cfg.group_size) == (tasks, 1) and "-ppo-paw-seed0" in cfg.name
     cfg = parse("--preset", "paper", "--data", "d", "--algo", "ppo", "--groups", "9", env=env)
     assert (cfg.groups, cfg.group_size) == (9, 1)
+    assert parse("--algo", "ppo", env=env).groups == parse(env=env).groups  # tiny
 
 
 def test_the_presets_for_one_gpu_are_the_papers_with_adapters_and_their_rate():
@@ -142,6 +143,8 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     (["--groups", "1e3"], "^error: .*1e3.*; see --help"),
     (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
     (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
+    (["--algo", "reinforce"], "--algo: invalid choice: 'reinforce'"),
+    (["--data="], '--data "" is empty'),
     (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
 ])
 def test_bad_flags(words, message, monkeypatch, capsys):
@@ -169,6 +172,10 @@ def test_echo_is_a_preset_on_top_of_a_size():
         cfg = parse("--preset", size, "echo", "--data", "d")
         assert asdict(cfg) == asdict(plain) | echo | {"name": plain.name.replace("paw", "echo")}
     assert parse("--preset", "echo") == parse("--preset", "tiny", "echo")
+    own = parse_args("alfworld", {"own": dict(wm_scale=10.0)}, "", ["--preset", "echo"])[0]
+    assert own.wm_scale == 0.05
+    with pytest.raises(SystemExit):  # the presets of a fork name its method
+        parse_args("alfworld", {"own": dict(method="own")}, "", ["--preset", "echo"])
 
 
 def test_out_is_below_a_home_folder(monkeypatch, tmp_path):

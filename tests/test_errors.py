@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paw_min.base import errors
+from paw_min.cli import checked, presets_of
 from paw_min.inspect import __main__ as inspect
 from research.paper import fig2c, sweep
 from tests.helpers import ROOT, one_sentence
@@ -82,14 +83,17 @@ def test_how_a_command_ends(code, end, tmp_path):
 @pytest.mark.parametrize("flags, end", [
     ("--updates abc", "1"), ("--rho 2", "error: --rho 2.0 is out of range"), ("--dry-run", "0"),
     ("--model /nonexistent", "error: the folder /nonexistent does not"),
-    ("--data bogus", "error: --data bogus"),
+    ("--data bogus", "error: --data bogus"), ("--sampler vllm", "error: --sampler vllm needs vllm"),
 ])
 def test_an_example_is_checked_before_its_long_work(
     name, folder, flags, end, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *flags.split()])
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module(f"examples.{name}", run_name="__main__")
     assert str(stopped.value.code or 0).startswith(end) and not Path("data").exists()
     assert (f"{folder} is not there: the first" in capsys.readouterr().out) == (end == "0")
+    # Where the folder is there, the run itself makes the plan.
+    assert checked("alfworld", presets_of("alfworld"), "", lambda cfg: tmp_path, ["--dry-run"])

@@ -3,6 +3,7 @@
 import importlib
 import math
 import re
+import runpy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -212,6 +213,15 @@ def test_words_with_few_outcomes_behind_undecided_actions_teach(monkeypatch, tmp
     again = predictable.predictable(cfg, s, replace(rows, entropy=action), 2)
     assert again["selected"] == metrics["selected"]
     assert again["least_entropy"] == pytest.approx(least)
+
+
+@pytest.mark.parametrize("name", ["probable", "predictable"])
+def test_the_losses_of_one_page_have_echos_settings(name, monkeypatch):
+    forked = []
+    monkeypatch.setattr(cli, "fork", lambda *call: forked.append(call))
+    runpy.run_module(f"examples.{name}", run_name="__main__")
+    ((method, settings, _),) = forked
+    assert (method.__name__, settings) == (name, METHOD_PRESETS["echo"])
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():

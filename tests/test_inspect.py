@@ -54,6 +54,9 @@ def trained(tmp_path_factory, model, games_root) -> Path:
     out = tmp_path_factory.mktemp("inspected")
     settings = SMALL | dict(updates=2, eval_every=0, rho=RHO, lr=1e-4)
     train.train(Config(data=str(games_root), model=model, out=str(out), **settings))
+    first = out / "r/samples/000001.json"
+    first.write_text(first.read_text().replace('"reward":0.0', '"reward":0.5', 1))
+    (out / "r/samples/000003.json").touch()  # ahead of the checkpoint, as after a kill
     inspect.main([str(out / "r"), "--against", str(out / "r")])
     return out / "r"
 
@@ -62,7 +65,7 @@ def data_of(page: Path) -> dict:
     return json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
 
 
-def test_a_sample_is_what_training_used():
+def test_a_sample_is_what_training_used(monkeypatch):
     rows = prepare(Config(**BASE), make_policy(), None, flatten(EPISODES))
     stored = json.loads(samples.sample(3, EPISODES, rows))
     candidates = [i for i, row in enumerate(ROWS) if row.obs_ids]
@@ -80,6 +83,8 @@ def test_a_sample_is_what_training_used():
         ]
         assert s["rank"] == (by_entropy.index(i) + 1 if i in candidates else None)
         assert s["selected"] == (i in kept)
+    monkeypatch.setattr(samples, "LIMIT", 1)
+    assert len(samples.choose(EPISODES)) == 1  # the first is stored, however long it is
 
 
 # ---- the numbers of the page ----
@@ -87,8 +92,11 @@ def test_a_sample_is_what_training_used():
 
 def test_numbers_are_those_of_the_models_own_logits(trained, model):
     shown = data_of(trained / "inspect.html")["steps"]
-    files = sorted((trained / "samples").iterdir())
+    files = sorted((trained / "samples").iterdir())[:2]
     steps = [s for f in files for e in json.loads(f.read_text())["episodes"] for s in e["steps"]]
+    for s, step in zip(shown, steps, strict=True):
+        for key in ("reward", "valid", "selected", "rank"):
+            assert s[key] == step[key]
     everything = []
     for k, weights in enumerate((model, trained / LAST)):
         weights = AutoModelForCausalLM.from_pretrained(weights)

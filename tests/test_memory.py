@@ -171,6 +171,7 @@ def test_a_plan_for_a_gpu_that_is_not_here(model, monkeypatch, capsys):
         plan.dry_run(cfg)
     printed = capsys.readouterr().out
     assert "and 0.4 of it for vLLM" in printed and "No GPU was found here" in printed
+    assert printed.count("memory  ") == 1  # nothing of this machine
     first, second = sorted(str(error.value).splitlines(), key=lambda line: "no/data" in line)
     assert "--sampler vllm needs vllm" in first and "no/data" in second
 

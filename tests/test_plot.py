@@ -54,7 +54,8 @@ def test_runs_that_differ_in_more_than_the_seed_have_no_mean(tmp_path, figures):
 
 
 def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
-    runs = [make_run(tmp_path / f"run-seed{k}", k, 0.2 * k) for k in (1, 2, 3)]
+    runs = [make_run(tmp_path / f"{k}/run-seed{k}", k, 0.2 * k) for k in (1, 2)]
+    runs.append(make_run(tmp_path / "run-seed3", 3, 0.6, rho=0.2))  # older ones lack this default
     plot.draw(runs, tmp_path)
     lines = panel(figures, "held-out success").lines
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.4])

@@ -103,6 +103,7 @@ def test_requests_to_a_dead_worker(caplog):
         assert answers[1] == answers[0]
         assert answers[2].observation == "start of new" and pid(answers[2]) != worker
         assert step(pool, {3: "z"})[3] == answers[0]
+        assert_playing(step(pool, {2: "z"})[2], "new: 1 z")
         assert reset(pool, "efgh")[3].observation == "start of h"
         assert len(caplog.messages) == 1
 
@@ -161,6 +162,7 @@ RETURNED = {  # what comes back, and what the pool makes of it: values, or a rea
     "done": (dict(done="False"), "done is 'False', neither true nor false"),
     "won": (dict(won=None), "won is None, neither true nor false"),
     "score": (dict(score=5), "the score 5.0 is not between 0 and"),
+    "below": (dict(score=-0.1), "the score -0.1 is not between 0 and"),
 }
 
 

@@ -202,11 +202,13 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     shutil.rmtree(finished / "checkpoint-000001")  # as if the run had --save-every 2
     path = finished / "config.json"
     change(path, save_every=2)
+    change(finished / "sources.json", other="of the first line")
     with open(finished / "metrics.jsonl", "a") as file:
         file.write('{"update": 2}\n{"update": 3, "succ')
     assert restore(runs.Run(config(save_every=1)), *policy) == 0
     assert [line["update"] for line in runs.read_metrics(finished)] == [0]
     assert json.loads(path.read_text())["save_every"] == 1
+    assert "other" in json.loads((finished / "sources.json").read_text())
 
 
 def test_metrics_are_not_dropped_because_checkpoints_were_deleted(finished, config, policy):
@@ -229,6 +231,9 @@ def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monk
     program.write_text("1")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
     stored = finished / "sources.json"
+    stored.unlink()  # as of an older version
+    restore(runs.Run(config()), *policy)
+    assert not capsys.readouterr().out
     stored.write_text(json.dumps(runs.source_digests("alfworld")))
     restore(runs.Run(config()), *policy)
     assert not capsys.readouterr().out

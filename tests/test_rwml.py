@@ -19,7 +19,7 @@ from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.model.sampler import Response
+from paw_min.model.sampler import HFSampler, Response
 from paw_min.rows import Episode, Transition
 from paw_min.update import prepare
 from tests.helpers import BASE, make_policy
@@ -143,6 +143,8 @@ def test_triplets_of_an_episode():
     first = triplets.Triplet("put a mug", [], "room", "go to desk 1", "desk")
     assert found.triplets == [first, replace(first, instruction="put a cup")]
     assert stages.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
+    again.won, other.failed = True, "no engine"
+    assert stages.play(cfg, [again, other])["eval_success"] == 1.0
     # A triplet has the last turns.
     longer = episode_of(*((f"o{t}", f"a{t}", f"o{t + 1}", True) for t in range(4)))
     last = triplets.triplets_of(cfg, [longer]).triplets[-1]
@@ -205,6 +207,28 @@ def test_what_cannot_be_answered_does_not_fit(minilm):
     assert not fits(60, limit - 1)
     assert not fits(3, limit)
     assert not fits(60, 9999, replace(TRIPLET, next_observation=300 * "a mug "))  # not into E
+
+
+def test_a_stage_has_room_for_actions_and_for_answers(model):
+    """The longer of the two counts: this model has positions for neither."""
+    for actions, answers in ((10**6, 9), (9, 10**6)):
+        cfg = Config(prompt="compact", max_prompt_tokens=9, max_response_tokens=actions)
+        with pytest.raises(UserError), stages.loaded_for_answers(cfg, model, answers):
+            pass
+
+
+def test_a_try_is_compared_with_its_own_triplet(minilm, monkeypatch):
+    """The nearest of two tries counts; one of each is exact."""
+    policy = make_policy()
+    other = replace(TRIPLET, next_observation="desk")
+    texts = [["go", "a shelf 1"], ["desk", "go"]]
+    answers = [[Response(0, policy.encode(text), []) for text in tries] for tries in texts]
+    monkeypatch.setattr(rwml, "predict", lambda *_, **__: answers)
+    monkeypatch.setattr(rwml, "predicted_state", lambda text: text)
+    found = rwml.tries(
+        Config(prompt="compact"), policy, HFSampler(), minilm, [TRIPLET, other], 2, 9
+    )
+    assert found == pytest.approx([0, 0], abs=1e-6)
 
 
 # ---- GRPO on answers ----

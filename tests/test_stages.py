@@ -119,3 +119,7 @@ def test_rwml_is_cut_and_repeated(games_root, tmp_path, monkeypatch, capsys, met
     record = json.loads((once / "collected.json").read_text())
     dropped = sum(record["counts"][name] for name in (*DROPPED, "too_long"))
     assert record["counts"]["steps"] == record["triplets"] + dropped > dropped + 10
+    if method == "rwml":
+        monkeypatch.setattr(rwml, "too_easy", lambda *_: [])
+        with pytest.raises(UserError, match="triplets are easy, and none is drawn to stay"):
+            run("easy")

@@ -4,10 +4,12 @@ The oracle answers with the real environment. With it, the dream is the environm
 """
 
 import json
+import random
 import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from tokenizers import normalizers
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.interface import Step
+from paw_min.envs.interface import Context, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
@@ -104,8 +106,17 @@ def test_actions_are_read_back_as_written(actions):
     assert to_step(to_text(Step("x", "nap.", "pick", actions)), FIRST).admissible == actions
 
 
-def test_hidden_state_is_what_the_places_hold(games_root):
+def test_hidden_state_is_what_the_places_hold(games_root, tmp_path):
     game = list_games(games_root, "train")[0]
+    text = Path(game).read_text()
+    fridge, lamp = (re.search(rf"\({kind}_[^ )]+|{kind}_bar[^ )]+", text)[0].strip("(")
+                    for kind in ("Fridge", "DeskLamp"))
+    changed = tmp_path / "game.tw-pddl"
+    facts = f"(:init\\n(opened {fridge})\\n(isToggled {lamp})"
+    changed.write_text(text.replace("(:init", facts))
+    lines = trajectories.hidden_state(str(changed)).splitlines()
+    assert any(line.startswith("The fridge 1 (open): ") for line in lines)
+    assert "The desklamp 1 is on." in lines
     env = AlfworldEnv()
     first = env.reset(game)
     hidden, seen = trajectories.initial_context("alfworld", game, first).split(trajectories.SEEN)
@@ -307,6 +318,8 @@ def test_the_oracle_is_perfect(games, recorded):
     found = word2world.measure_fidelity(single_steps, recorded)
     assert found["em"] == found["em_observation"] == 1.0
     assert found["n"] == sum(len(t.answers) for t in recorded) > 40
+    cfg, tasks, make_pool = games
+    assert recorded != players.play_rules(cfg, "teacher", 0.0, make_pool(3), tasks)  # slips
     found = consistency(games, oracle)
     assert found["real"] == found["wm"] == found["w2r"] == found["cr"] == 1.0
     assert all(e["real_steps"] == e["wm_steps"] for e in found["episodes"])
@@ -325,6 +338,10 @@ def test_broken_world_models(games):
     found = consistency(games, success)  # at once
     assert found["wm"] == 1.0 and found["w2r"] == found["cr"] == found["pairwise_cr"] == 0.0
     assert all(episode["wm_steps"] == 1 for episode in found["episodes"])
+
+    # The rules may raise anything on a dreamed page; the command is then a random one.
+    player = players.RulePlayer(Mock(act=Mock(side_effect=IndexError)), 0.0, random.Random(0))
+    assert player.act(Context("nap", "?", ["look"])).command == "look"
 
     found = consistency(games, lambda chats: [None] * len(chats))  # every chat is too long
     assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0 and found["n"] == 6
