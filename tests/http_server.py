@@ -19,6 +19,7 @@ class Server:
     def __init__(self):
         self.faults = deque()
         self.bodies = []
+        self.paths = []
         self.keys = []
         server = self
         lock = threading.Lock()
@@ -30,6 +31,7 @@ class Server:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
                     server.bodies.append(body)
+                    server.paths.append(self.path)
                     server.keys.append(self.headers["Authorization"])
                     answer = server.faults.popleft() if server.faults else server.answer
                 answer(self, body)
