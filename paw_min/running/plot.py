@@ -145,7 +145,7 @@ def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:
     set_limits(axis, key)
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("update", fontsize=9)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.grid(alpha=0.3)
 
 
