@@ -15,7 +15,7 @@ Of seven losses in eight small worlds, it has the lowest regret: it is 4.0 point
 the best loss in its worst world; PaW is 16.2 and ECHO 21.0 below, each in its own. Nothing is
 decided between it and `probable` with a floor of 0.01 (research/LOG.md#one-rule). In games of
 ALFWorld's engine it is above PaW, and no difference from ECHO is seen. With a pretrained model,
-four of eight seeds have run.
+half of the seeds have run.
 
 --wm-loss, --rho and --alpha do nothing here. A resumed run reads least_entropy.json, because it has
 no first update.
