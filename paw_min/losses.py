@@ -69,7 +69,7 @@ def clipped_surrogate(
     # direction that A rewards, the loss is constant and has no gradient: no reason to go farther.
     # A ratio that moved the wrong way keeps its gradient, which brings it back.
     loss = torch.maximum(plain, clipped)
-    # For A < 0 the plain loss has no bound as the ratio grows: the second clip gives it one.
+    # The plain loss has no bound for A < 0 as the ratio grows: the second clip gives it one.
     loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual_clip), loss)
     with torch.no_grad():
         values = {

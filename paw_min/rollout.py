@@ -70,7 +70,7 @@ def rollout(
     seconds = time.perf_counter() - began
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
     metrics["env_wait"] = metrics["seconds_env"] / seconds
-    # From here on, every rank has the episodes of all ranks.
+    # Every rank has the episodes of all ranks from here on.
     metrics = _over_ranks(distributed.all_gather([metrics]))
     episodes = distributed.all_gather(mine)
     n_responses = sum(len(episode.transitions) for episode in episodes)

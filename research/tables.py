@@ -153,7 +153,7 @@ STUDIES = (  # row, file, world, arms, entry of LOG.md
     ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", "boxes/runs.jsonl",
      "", (*OURS, "echo"), "smollm2"),
 )  # fmt: skip
-# In research/closed.md; at its commit, study/study.json has the means.
+# research/closed.md has these; study/study.json of its commit has the means.
 STAND_IN = "[8](research/closed.md#does-it-help-our-stand-ins)"
 CLOSED = [
     ["generated ALFWorld, 0.9 M parameters", "66.7", "58.3", "55.4", "-", STAND_IN],

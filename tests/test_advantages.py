@@ -73,7 +73,7 @@ def test_a_penalty_is_not_divided_by_eps():
 
 
 def test_equal_scores_have_no_advantage_whatever_the_rounding():
-    # In float32 the mean of seven 9.9 misses 9.9, and 1e-6 in the denominator blows that up.
+    # The mean of seven 9.9 misses 9.9 in float32, and 1e-6 in the denominator magnifies that.
     for n in range(2, 50):
         close(advantages.grpo(torch.full((n,), 9.9), [0] * n), [0.0] * n, atol=1e-6)
 
@@ -147,7 +147,7 @@ def test_similar_anchors_equals_the_plain_rule(threshold):
 def test_the_bound_excludes_no_similar_text():
     rng = random.Random(5)
     for _ in range(40):
-        # Without repeated letters and with one change, difflib finds the LCS: bound and ratio meet.
+        # difflib finds the LCS of one change without repeated letters: bound and ratio meet.
         a = "".join(map(chr, range(1000, 1000 + rng.randrange(5, 150))))
         place = rng.randrange(len(a))
         b = a[:place] + "-" * rng.randrange(1, 30) + a[place + rng.randrange(3) :]

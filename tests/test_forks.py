@@ -19,7 +19,8 @@ from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.benchmarks import NAMES
-from paw_min.model.policy import Policy
+from paw_min.model.batches import collate
+from paw_min.model.policy import Policy, Scores
 from paw_min.rows import TokenRow, Transition, flatten
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
@@ -213,6 +214,18 @@ def test_words_with_few_outcomes_behind_undecided_actions_teach(monkeypatch, tmp
     again = predictable.predictable(cfg, s, replace(rows, entropy=action), 2)
     assert again["selected"] == metrics["selected"]
     assert again["least_entropy"] == pytest.approx(least)
+
+
+@pytest.mark.parametrize("loss", [probable.loss_of_probable, predictable.loss_of_predictable])
+def test_a_rank_that_repeats_a_row_of_another_adds_no_loss(loss):
+    """Its batch has empty masks (batches.py: micro_batches)."""
+    batch = collate(ROWS[1:3], [True, True], pad_id=0)
+    logp = torch.full(batch.obs_mask.shape, -2.0)
+    scores = Scores(logp, torch.ones_like(logp))
+    assert loss(Config(), scores, batch).per_row.any()
+    batch.obs_mask.zero_()
+    found = loss(Config(), scores, batch)
+    assert not found.per_row.any() and not found.counted.any()
 
 
 @pytest.mark.parametrize("name", ["probable", "predictable"])

@@ -56,7 +56,7 @@ def test_needs_of_ppo_of_shards_and_of_vllm():
     assert sharded.reference == ours.reference and sharded.checkpoint == 12 * N  # whole
     assert of(ranks=4).states == 16 * N
     assert of(kl_coef=0.0).reference == of(lora_rank=8).reference == 0
-    # On a GPU, there are no gradients beside vLLM or the reference.
+    # There are no gradients beside vLLM or the reference on a GPU.
     assert on_gpu(ours, vllm=0) == 16 * N and on_gpu(ours, vllm=24e9) == 12 * N + 24e9
     assert on_gpu(sharded, vllm=0) == 3 * N + sharded.reference
     assert beside_gpus(ours, 2) == 2 * ours.reference + 12 * N

@@ -95,7 +95,7 @@ def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
     whole = step_of(**settings)
     micro = step_of(micro_tokens=micro_tokens, **settings)
     torch.testing.assert_close(micro, whole, atol=2e-4, rtol=2e-4)  # rounding, divided by lr
-    # In the second update the policy differs from the reference, so the KL term has a gradient.
+    # The policy differs from the reference in the second update: the KL term has a gradient.
     settings = dict(kl_coef=1.0, updates=2, lr=0.05, paw=False)
     whole = run(**settings)[0]
     micro = run(micro_tokens=micro_tokens, **settings)[0]

@@ -120,7 +120,7 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
     parts = []
     shown = 0  # characters of `whole` in `parts`
     for end in range(1, len(ids) + 1):
-        # Within a character, the text so far is no beginning of the whole: it ends with U+FFFD.
+        # The text up to a part of a character is no beginning of the whole: it ends with U+FFFD.
         so_far = text(end)
         known = len(so_far) if whole.startswith(so_far) else shown
         parts.append(whole[shown:known])

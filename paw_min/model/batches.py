@@ -51,7 +51,7 @@ class Batch:
     obs_mask: Tensor  # (B, S) bool, 1 on observation tokens
     share: float = 1.0  # its response tokens / those of all rows that were cut into batches
 
-    # Of training_batches alone; None: not there, as in Rows.
+    # Only training_batches fills these; None: not there, as in Rows.
     advantage: Tensor | None = None  # (B, S) A of Eq. 1
     old_logp: Tensor | None = None  # (B, S) log pi_old(a_t), 0 outside of responses
     ref_logp: Tensor | None = None  # (B, S) log pi_ref(a_t), 0 outside of responses

@@ -140,7 +140,7 @@ class HFSampler:
             ids[i, start:] = torch.tensor(request.prompt_ids)
             mask[i, start:] = 1
 
-        # In training mode, gradient checkpointing would switch the cache of keys and values off.
+        # Gradient checkpointing in training mode would switch the cache of keys and values off.
         was_training = policy.model.training
         policy.model.eval()
         seeds = [request.seed for request in batch]

@@ -51,10 +51,10 @@ class VLLMSampler:
         self.kept = 0  # bytes of the GPU that it keeps in its sleep, such as CUDA graphs
         if self.gpu:
             free, _ = torch.cuda.mem_get_info()
-            # In sleep mode, the engine's memory is the trainer's between rollouts.
+            # The engine's memory is the trainer's between rollouts, in sleep mode.
             of_device = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
         else:
-            # With chunked prefill, vLLM samples after each chunk and rewinds the generator, which
+            # vLLM with chunked prefill samples after each chunk and rewinds the generator, which
             # CPU generators cannot do. VLLM_CPU_KVCACHE_SPACE overrides the cache of 1 GiB.
             of_device = dict(
                 enforce_eager=True, enable_chunked_prefill=False, kv_cache_memory_bytes=2**30

@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     print(f"ready: {args.retriever} at {url}/retrieve", flush=True)
-    # Without lifespan="off", a second Ctrl-C prints a traceback.
+    # A second Ctrl-C would print a traceback without lifespan="off".
     config = uvicorn.Config(app, log_level="warning", lifespan="off")
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

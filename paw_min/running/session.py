@@ -79,7 +79,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         raise UserError(f"the ranks see different checkpoints in {run.folder}: all machines must "
                         "share this folder; if they do, rerun in a minute.")
     done = updates_done(checkpoint) if checkpoint else 0
-    # With LoRA, a checkpoint is an adapter for the start model.
+    # A checkpoint of LoRA is an adapter for the start model.
     weights = start if cfg.lora_rank else str(checkpoint or start)
 
     with ExitStack() as stack:
@@ -166,7 +166,7 @@ def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optim
     groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad]}]
     if policy.critic:
         groups.append({"params": list(policy.critic.parameters()), "lr": LR_FACTOR * lr})
-    # On a GPU, one kernel: its loops over tensors need 4 bytes more per trained parameter.
+    # One kernel on a GPU: loops over tensors need 4 bytes more per trained parameter there.
     fused = policy.device.type == "cuda"
     return torch.optim.AdamW(
         groups, lr=lr, betas=(0.9, beta2), weight_decay=WEIGHT_DECAY, fused=fused

@@ -49,7 +49,7 @@ class Curves(NamedTuple):
 
 def save(figure, out: Path) -> None:
     with writing(str(out)):
-        # With a format, a name without a suffix stays as it is.
+        # A name without a suffix stays as it is, because the format is given.
         figure.savefig(out, dpi=130, format=out.suffix[1:] or "png")
     plt.close(figure)
     print(out)

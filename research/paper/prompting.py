@@ -145,7 +145,7 @@ class Server:
     ) -> list[dict]:
         """The answers to prompts, each with its seed; CONCURRENCY of them at a time."""
         with ThreadPoolExecutor(CONCURRENCY) as threads:
-            # After an error or Ctrl-C, what is under way is still answered and kept.
+            # What is under way is still answered and kept after an error or Ctrl-C.
             return list(threads.map(lambda one: self.ask(*one, temperature, max_tokens), asked))
 
     def ask(self, prompt: str, seed: int, temperature: float, max_tokens: int) -> dict:

@@ -43,7 +43,7 @@ class WorldModel:
 
     def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
         if context > policy.positions:
-            # transformers goes on with rotary positions; but the model has not learned them.
+            # transformers accepts longer rows, but the model was not trained on such positions.
             raise UserError(f"a context of {context} tokens is more than the model's "
                             f"{policy.positions} positions: train it with --context "
                             f"{policy.positions} or less.")

@@ -247,7 +247,7 @@ def _library():
     path = fast_downward.interface.DOWNWARD_LIB_PATH
     with tempfile.NamedTemporaryFile() as small:
         try:
-            # From binutils, which the compiler that built the library also needs.
+            # binutils has it, which the compiler that built the library also needs.
             strip = ["strip", "--strip-debug", "-o", small.name, path]
             subprocess.run(strip, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError):
