@@ -28,7 +28,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-import time
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -233,7 +232,6 @@ def main() -> None:
 
     train.draw = lambda folders: None  # a picture takes 2 s
     for name, command in commands.items():
-        began = time.perf_counter()
         try:
             run(shlex.split(command))
         except SystemExit as end:
@@ -241,7 +239,6 @@ def main() -> None:
                 Path(f"{name}.error").write_text(str(end.code))
         except Exception:
             Path(f"{name}.error").write_text(traceback.format_exc())
-        print(f"--- {name}: {time.perf_counter() - began:.1f} s", flush=True)
     sys.stdout.flush()
     os._exit(0)  # without torch's shutdown, in which its thread of the GPU aborts
 

@@ -1,63 +1,13 @@
-"""Micro-batching: which rows share a forward pass, and where their tokens are in it.
+"""Micro-batching: which rows share a forward pass.
 
 Splits are checked on random row lengths with a long tail, like those of episodes.
 """
 
 import random
-from types import SimpleNamespace
 
 import pytest
 
-from paw_min.base import distributed
-from paw_min.model.batches import collate, micro_batches, split
-from paw_min.rows import TokenRow
-
-ROWS = [
-    TokenRow([1, 2, 3], [4, 5], [6]),
-    TokenRow([1], [7], [8, 9, 10]),
-    TokenRow([2, 2], [3, 4, 5], []),
-]
-
-
-def test_scored_tokens_are_found_where_they_lie():
-    batch = collate(ROWS, [True, True, True], pad_id=0)
-    found = [[None] * 4 for _ in ROWS]
-    for row, column, at in zip(batch.row.tolist(), batch.column.tolist(), batch.at.tolist()):
-        found[row][column] = batch.ids.flatten()[at].item()
-    assert found == [[4, 5, 6, None], [7, 8, 9, 10], [3, 4, 5, None]]
-    assert batch.response_mask.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
-    assert batch.obs_mask.tolist() == [[0, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]
-    is_response = batch.response_mask[batch.row, batch.column]
-    assert is_response.tolist() == [True] * batch.n_response + [False] * 4
-
-
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_micro_batches_give_each_rank_its_part(monkeypatch, n_ranks):
-    """Every chosen row on exactly one rank; equally many batches on all, empty ones masked out."""
-    rows = ROWS * 3
-    chosen = [8, 1, 3, 5, 0]
-    with_obs = [k % 2 == 0 for k in range(9)]
-    policy = SimpleNamespace(pad_id=0, device="cpu")
-    monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
-    counts = set()
-    seen = []
-    shares = []
-    for rank in range(n_ranks):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        batches = list(micro_batches(policy, rows, chosen, with_obs, budget=6))
-        counts.add(len(batches))
-        for batch in batches:
-            if not batch.response_mask.any():  # nothing left for this rank
-                assert batch.share == 0
-                assert batch.index == chosen[:1] and not batch.obs_mask.any()
-                continue
-            seen += batch.index
-            shares.append(batch.share)
-            for i, mask, obs in zip(batch.index, batch.response_mask, batch.obs_mask):
-                assert mask.sum() == len(rows[i].response_ids)
-                assert obs.sum() == with_obs[i] * len(rows[i].obs_ids)
-    assert sorted(seen) == sorted(chosen) and len(counts) == 1
-    assert sum(shares) == pytest.approx(1.0)
+from paw_min.model.batches import split
 
 
 def cost(part, lengths):
@@ -81,22 +31,6 @@ def test_split_keeps_its_promises(seed, multiple):
     firsts = [lengths[part[0]] for part in parts if part]
     assert firsts == sorted(firsts, reverse=True)
     assert parts == split(lengths, budget, multiple)
-
-
-def test_split_needs_as_few_micro_batches_as_can_be():
-    """Against all ways of cutting the sorted rows."""
-
-    def fewest(lengths, budget):
-        best = [0]
-        for end in range(1, len(lengths) + 1):
-            fits = (s for s in range(end) if s == end - 1 or (end - s) * lengths[s] <= budget)
-            best.append(1 + min(best[s] for s in fits))
-        return best[-1]
-
-    for seed in range(20):
-        lengths = random_lengths(seed)
-        budget = 200 + 30 * seed
-        assert len(split(lengths, budget)) == fewest(sorted(lengths, reverse=True), budget)
 
 
 def test_split_is_even():

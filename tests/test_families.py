@@ -153,12 +153,8 @@ def test_what_vllm_would_run_by_the_trainers_classes_is_refused_before_long_work
     monkeypatch.setattr(session, "find_tasks", lambda *args: pytest.fail("too late"))
     folder = write("olmo2", tmp_path / "model")
     cfg = config(model=folder, max_prompt_tokens=128, sampler="vllm")
-    state = torch.get_rng_state()
     for start in (train.train, plan.dry_run):
         with one_sentence("no code of its own for the family olmo2 .*: use --sampler transformers"):
             start(cfg)
         monkeypatch.undo()  # a plan has the data as well
-    assert torch.equal(torch.get_rng_state(), state)
     assert "training tasks" in capsys.readouterr().out
-    with one_sentence("no code of its own for the family olmo2"):
-        VLLMSampler(folder, 64, "fp32", memory_share=0.2, slots=8)

@@ -82,22 +82,27 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
 # ---- the command ----
 
 
+ECHO = METHOD_PRESETS["echo"]
+SETTINGS = {  # of each fork, beyond a preset
+    "tapo": tapo.SETTINGS, "inverse_dynamics": inverse_dynamics.SETTINGS, "multi_step": {},
+    "probable": ECHO, "predictable": ECHO,
+}
+
+
 @pytest.mark.parametrize("env", NAMES)
-@pytest.mark.parametrize("file", [tapo, inverse_dynamics])
-def test_a_fork_is_the_run_script_with_another_method(env, file, monkeypatch):
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_fork_is_the_run_script_with_another_method(env, name, monkeypatch):
     """Its settings are added to the presets, its name to those of its runs."""
-    method = getattr(file, file.__name__.rpartition(".")[2])
     monkeypatch.setattr("sys.argv", ["x", env, "--seed", "3"])
     trained = Mock()
     monkeypatch.setattr("paw_min.train.train", trained)
-    cli.fork(method, file.SETTINGS, "doc")
-    cfg, _, called = trained.call_args.args
-    assert called is method
+    runpy.run_module(f"examples.{name}", run_name="__main__")
+    cfg, _, method = trained.call_args.args
+    assert method.__name__ == name
     plain, _ = parse_args(env, cli.presets_of(env), "", ["--seed", "3"])
-    dashed = method.__name__.replace("_", "-")
+    dashed = name.replace("_", "-")
     assert cfg.name == plain.name.replace("-grpo-paw-", f"-grpo-{dashed}-") != plain.name
-    own = file.SETTINGS | {"method": method.__name__, "name": cfg.name}
-    assert asdict(cfg) == asdict(plain) | own
+    assert asdict(cfg) == asdict(plain) | SETTINGS[name] | {"method": name, "name": cfg.name}
 
 
 @pytest.mark.parametrize("argv, part", [
@@ -179,7 +184,7 @@ def test_only_tokens_above_the_floor_teach(monkeypatch):
 
 def test_words_with_few_outcomes_behind_undecided_actions_teach(monkeypatch, tmp_path):
     """The gradient against a plain loop. A later update, as of a resumed run, has its threshold."""
-    cfg = Config(**BASE | METHOD_PRESETS["echo"] | dict(mini_batch=0))
+    cfg = Config(**BASE | ECHO | dict(mini_batch=0))
     s = session()
     s.run = SimpleNamespace(
         folder=tmp_path, write=lambda name, text: (tmp_path / name).write_text(text)
@@ -226,15 +231,6 @@ def test_a_rank_that_repeats_a_row_of_another_adds_no_loss(loss):
     batch.obs_mask.zero_()
     found = loss(Config(), scores, batch)
     assert not found.per_row.any() and not found.counted.any()
-
-
-@pytest.mark.parametrize("name", ["probable", "predictable"])
-def test_the_losses_of_one_page_have_echos_settings(name, monkeypatch):
-    forked = []
-    monkeypatch.setattr(cli, "fork", lambda *call: forked.append(call))
-    runpy.run_module(f"examples.{name}", run_name="__main__")
-    ((method, settings, _),) = forked
-    assert (method.__name__, settings) == (name, METHOD_PRESETS["echo"])
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():

@@ -6,12 +6,11 @@ from functools import partial
 
 import pytest
 
-from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Answer, Step
+from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.rollout import rollout
 from paw_min.toy import standins
@@ -193,26 +192,6 @@ def test_seeds_name_update_episode_and_turn():
     assert request_seed(0, 1, 2, 3) == 3252311618909706447  # the same on every machine
 
 
-def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
-    policy = make_policy()
-    cfg = Config(prompt="compact", max_turns=5)
-    def play(rank, n_ranks):
-        monkeypatch.setattr(distributed, "rank", lambda: rank)
-        monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
-        monkeypatch.setattr(distributed, "all_gather", lambda items: items)
-        sampler = Script(policy)
-        with EnvPool(Countdown, 2) as pool:
-            episodes = rollout(cfg, policy, sampler, pool, ["1"] * 3, (0,), 2).episodes
-            return episodes, seeds(sampler)
-
-    (alone, drawn) = play(0, 1)
-    parts = [play(rank, 2) for rank in range(2)]
-    assert [[e.trajectory for e in episodes] for episodes, _ in parts] == [[0, 1], [2, 3, 4, 5]]
-    assert [e.group for episodes, _ in parts for e in episodes] == [e.group for e in alone]
-    assert parts[0][1] | parts[1][1] == drawn and not parts[0][1] & parts[1][1]
-    assert [len(play(rank, 4)[0]) for rank in range(4)] == [0, 2, 2, 2]  # one has nothing to do
-
-
 def test_limits(monkeypatch):
     policy, _, (episode,), stats = play(["1"], max_obs_tokens=3)
     full = policy.encode("go to shelf 0")
@@ -236,29 +215,18 @@ def test_limits(monkeypatch):
 # ---- no lock-step ----
 
 
-class LateSlot:
-    """A pool in which slot 0 answers nothing as long as another slot is playing."""
+class LateSlot(EnvPool):
+    """Slot 0 answers nothing as long as another slot is playing."""
 
-    def __init__(self, n_envs):
-        self.n_envs = n_envs
-        self.envs = [Countdown() for _ in range(n_envs)]
-        self.open = deque()
-        self.blocked = 0  # how often slot 0 was waited for
-
-    def reset(self, slot, task):
-        self.open.append((slot, "reset", task))
-
-    def step(self, slot, command):
-        self.open.append((slot, "step", command))
+    blocked = 0  # how often slot 0 was waited for
 
     def recv(self, timeout=None):
-        ready = [call for call in self.open if call[0] != 0]
-        if not ready and timeout == 0:
-            return None
-        self.blocked += not ready
-        slot, method, argument = call = (ready or self.open)[0]
-        self.open.remove(call)
-        return Answer(slot, getattr(self.envs[slot], method)(argument))
+        self._local = deque(sorted(self._local, key=lambda request: request.slot == 0))
+        if self._local and self._local[0].slot == 0:
+            if timeout == 0:
+                return None
+            self.blocked += 1
+        return super().recv(timeout)
 
 
 @pytest.mark.parametrize("sampler", [Script, OneByOne])
@@ -266,7 +234,7 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     """The late one is waited for only when nobody else has anything left to do."""
     policy = make_policy()
     sampler = sampler(policy)
-    pool = LateSlot(4)
+    pool = LateSlot(Countdown, 4)
     cfg = Config(prompt="compact", max_turns=9)
     tasks = ["2", "4", "3", "4", "3"]
     episodes = rollout(cfg, policy, sampler, pool, tasks, (0,)).episodes

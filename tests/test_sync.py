@@ -18,13 +18,10 @@ from paw_min.config import Config
 from paw_min.model import scoring
 from paw_min.model.lora import full_weights
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.model.scoring import score_responses
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running import session
 from tests.helpers import (
-    EPISODES,
     FAMILIES,
-    TOKEN_ROWS,
     make_policy,
     numbers,
     one_sentence,
@@ -170,42 +167,16 @@ def test_a_wrong_sampler_is_found(fault):
     assert "vLLM" not in str(error.value)
 
 
-def test_a_first_turn_of_each_group_is_compared(monkeypatch):
-    """These prompts begin alike in every update, as a prefix cache of old weights needs it."""
-    rows = flatten(EPISODES)
-    calls = []
-
-    def score(policy, tokens, micro_tokens):
-        calls.append(tokens)
-        return score_responses(policy, tokens, micro_tokens)
-
-    monkeypatch.setattr(scoring, "score_responses", score)
-    with pytest.raises(UserError):
-        scoring.check_sync(Config(), make("qwen2"), rows, "")
-    (tokens,) = calls
-    chosen = [next(i for i, row in enumerate(rows.tokens) if row is token) for token in tokens]
-    assert [rows.group[i] for i in chosen] == sorted(set(rows.group))
-    assert all(rows.trajectory[i] != rows.trajectory[i - 1] for i in chosen)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_a_high_temperature_does_not_narrow_the_limit(temperature):
-    policy = make("qwen2")
-    row = replace(TOKEN_ROWS[0], obs_ids=[])
-    policy.temperature = temperature
-    (ours,) = score_responses(policy, [row], 1000).logp
+    policy = make("qwen2", temperature)
 
-    def rows(error: float) -> Rows:
-        logps = [logp + error for logp in ours]
-        played = Transition(
-            row.prompt_ids, row.response_ids, [], logps, reward=0.0, valid=True, observation="",
-            group=0, trajectory=0,
-        )
-        return flatten([Episode("", 0, 0, [played])])
+    def off_by(error: float):
+        return reporting(lambda logps: [logp + error for logp in logps])(policy)
 
-    scoring.check_sync(Config(), policy, rows(9e-4), "")
+    check(policy, off_by(9e-4))
     with pytest.raises(UserError, match="rounding explains 0.001"):
-        scoring.check_sync(Config(), policy, rows(1.1e-3), "")
+        check(policy, off_by(1.1e-3))
 
 
 # ---- in a run ----
@@ -219,32 +190,17 @@ def test_a_sampler_that_gets_out_of_step_stops_the_run(
 
     The syncs are those of the evaluation at the start, update 1, its evaluation, and update 2.
     """
-    wrong = late(monkeypatch, sync)
-    with one_sentence(f"^update {update}: the sampler's .* nats per token"):
-        train.train(config(updates=2, eval_every=1, save_every=1))
-    assert wrong and len(numbers(tmp_path / "r")) == update  # nothing is learned from its rows
-
-
-def late(monkeypatch, first: int) -> list:
-    """From its `first` sync on, the run's sampler has wrong weights; a list of those syncs."""
     syncs = []
-    wrong = []
 
     class Late(HFSampler):
-        @contextmanager
         def sync(self, policy):
             syncs.append(policy)
-            if len(syncs) < first:
-                with super().sync(policy):
-                    yield
-                return
-            wrong.append(len(syncs))
-            with perturbed(policy).sync(policy):
-                self.policy = perturbed(policy).own
-                yield
+            return super().sync(policy if len(syncs) < sync else perturbed(policy).own)
 
     monkeypatch.setattr(session, "HFSampler", Late)
-    return wrong
+    with one_sentence(f"^update {update}: the sampler's .* nats per token"):
+        train.train(config(updates=2, eval_every=1, save_every=1))
+    assert len(numbers(tmp_path / "r")) == update  # nothing is learned from its rows
 
 
 def test_a_sampler_is_closed_where_the_start_fails(config, monkeypatch):

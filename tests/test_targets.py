@@ -9,7 +9,7 @@ from examples.multi_step import first_occurrences, with_later_observations
 from paw_min import targets
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model.batches import collate, micro_batches
+from paw_min.model.batches import collate
 from paw_min.model.chat import turn_text
 from paw_min.rows import TokenRow, flatten
 from paw_min.update import prepare
@@ -47,12 +47,6 @@ def test_separator_is_context_and_no_target():
     assert collate([SEPARATED], [False], pad_id=0).ids.tolist() == [[3, 4, 5, 6, 7, 1]]
     between = collate([replace(SEPARATED, context_positions=[1, 2])], [True], pad_id=0)
     assert between.obs_mask[0].int().tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 1]
-
-
-def test_separators_count_in_the_budget():
-    rows = [replace(PLAIN, separator_ids=[12] * 90), PLAIN]
-    batches = micro_batches(make_policy(), rows, [0, 1], [True, True], budget=100)
-    assert [len(batch.index) for batch in batches] == [1, 1]
 
 
 # ---- placebo ----

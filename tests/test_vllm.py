@@ -6,8 +6,8 @@ trainer stops a run at 1e-3; what is lost by a broken sync is here always over 5
 """
 
 import json
+import os
 import random
-import re
 import sys
 from collections import deque
 from itertools import islice
@@ -49,6 +49,7 @@ def start(folder, precision: str) -> tuple[Policy, VLLMSampler]:
     assert torch.equal(state, torch.get_rng_state())  # vLLM seeds it
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1  # vLLM replaces the function
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
     return policy, sampler
 
 
@@ -226,41 +227,16 @@ def test_late_requests_are_answered_while_others_run(fp32):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_nothing_runs_when_a_block_has_ended(engines, precision):
-    """By all responses, or by an exception; the next block is right."""
+def test_the_block_after_an_interrupted_one_is_right(engines, precision):
     policy, sampler = engines[precision]
-    engine = sampler.llm.llm_engine
-    core = engine.engine_core.engine_core
-
-    def is_idle() -> bool:
-        return not (core.batch_queue or core.scheduler.has_unfinished_requests()
-                    or engine.get_num_unfinished_requests() or sampler.running)
-
-    with sampler.sync(policy):
-        list(sampler.generate(deque(requests(30)), 1.0, 20))
-        assert is_idle()
     with pytest.raises(KeyboardInterrupt), sampler.sync(policy):
-        run = sampler.generate(deque(requests(30)), 1.0, 20)
-        list(islice(run, 3))
-        assert not is_idle()
+        next(sampler.generate(deque(requests(30)), 1.0, 20))
+        assert sampler.running
         raise KeyboardInterrupt
-    assert is_idle()
     answers = answer(policy, sampler, requests(30))
+    assert len(answers) == 30
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         assert gap(policy, requests(30), answers) < (ROUNDING if precision == "fp32" else 0.1)
-
-
-def test_the_engine_is_described(fp32, capsys):
-    _, sampler = fp32
-    config = sampler.llm.llm_engine.vllm_config
-    assert config.scheduler_config.max_num_seqs == SLOTS
-    sampler.report()
-    said = capsys.readouterr().out
-    tokens, attention = re.fullmatch(
-        r"vLLM: keys and values of (\S+) tokens, attention by (\S+); its usage report is off "
-        r"\(VLLM_NO_USAGE_STATS=1\)\n", said
-    ).groups()
-    assert int(tokens.replace(",", "")) > 10_000 and attention == "CPU_ATTN"
 
 
 # ---- on a GPU, which is not there ----
@@ -290,15 +266,17 @@ def test_a_sleeping_engine_is_woken_before_it_ends(on_gpu, error):
 
 
 def test_an_engine_sleeps_after_each_block(on_gpu):
-    """Its weights are those of the next sync, and need no copy."""
+    """Its weights are those of the next sync, and need no copy. Merged ones arrive rounded."""
     on_gpu.free = [60 * 10**9, 59 * 10**9]
-    with on_gpu.sync(small_policy()):
+    with on_gpu.sync(with_adapters(small_policy(), "bf16")):
         on_gpu.llm.generate()
     calls = [one for one in on_gpu.llm.mock_calls if not one[0].startswith("llm_engine")]
     assert [name for name, _, _ in calls] == [
         "wake_up", "collective_rpc", "wake_up", "reset_prefix_cache", "generate", "sleep",
     ]
     assert calls[0] == call.wake_up(tags=["weights"]) and calls[-1] == call.sleep(level=2)
+    arrived = dict(calls[1].kwargs["kwargs"]["weights_iterator"])
+    assert all(arrived[name].dtype == torch.bfloat16 for name in arrived if "proj.weight" in name)
     assert on_gpu.kept == 2 * 10**9
 
 
