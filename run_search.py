@@ -4,9 +4,9 @@
     python run_search.py --algo gigpo --no-paw --seed 1     the GiGPO baseline, another seed
     python run_search.py --preset paper --model Qwen/Qwen2.5-3B-Instruct --data DIR --retriever URL
 
-DIR holds the published train.parquet (NQ, HotpotQA) and test.parquet (seven sets), URL is a
-retrieval server of Search-R1, verl-agent or paw_min. `--dry-run` checks all of them and prints the
-plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
+DIR holds the published train.parquet (NQ, HotpotQA) and test.parquet (seven sets), URL is a server
+with Search-R1's protocol, theirs or ours (paw_min.retrieval.server). `--dry-run` checks all of them
+and prints the plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
 from paw_min.cli import main

@@ -67,7 +67,7 @@ def annotated(**fields):
 
 ROWS = [  # a reader, one of its files, what is in it, a part of the sentence
     ("shop", PRODUCTS, MISSING,
-     "has no items_shuffle.json or items_shuffle_1000.json; .* as in RUNNING.md, \"Get the data\""),
+     "has no items_shuffle.json or items_shuffle_1000.json; .* as in RUNNING.md, \"WebShop\""),
     ("shop", PRODUCTS, json.dumps([product()])[:-20], "JSONDecodeError"),
     ("shop", PRODUCTS, ["B000000001"], "^Row 0 of .*TypeError.* fix or remove the row"),
     ("shop", PRODUCTS, [product(pricing="12.99")], r"'12.99' is not a number after a '\$'"),

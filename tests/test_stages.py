@@ -71,7 +71,7 @@ def test_the_commands_of_word2world(shop, model, tmp_path, monkeypatch):
     assert run("consistency", "c")["teacher"]["n"] == 3
     assert run("verify", "v")["teacher, budget 2"]["checks"] > 0
     assert run("imitate", "i")["rows"] > 3
-    with pytest.raises(UserError, match="has a config.json already, and no imitate.json"):
+    with pytest.raises(UserError, match="has config.json already, and no imitate.json"):
         run("imitate", "train")
     # A rerun reads the result.
     monkeypatch.setitem(commands.FUNCTIONS, "train", None)

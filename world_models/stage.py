@@ -1,6 +1,7 @@
 """A stage of a long command: its result is a JSON file, and a rerun skips what has one.
 
 A stage that was killed starts again, and draws the same numbers: from keys of its own (seeds.py).
+If it was killed while it wrote its result, the error says what to delete first.
 """
 
 import json
@@ -22,10 +23,10 @@ def run_stage(
     is there without it: something else has made it.
     """
     if not path.is_file():
-        for name in writes:
-            if os.path.lexists(path.with_name(name)):
-                raise UserError(f"{path.parent} has a {name} already, and no {path.name}: choose "
-                                f"another --out, or delete {name}.")
+        left = [name for name in writes if os.path.lexists(path.with_name(name))]
+        if left:
+            raise UserError(f"{path.parent} has {', '.join(left)} already, and no {path.name}: "
+                            "choose another --out, or delete what is named.")
         replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
     found = json.loads(path.read_text())
     others = [f"{key} {found.get(key)!r}" for key in settings if found.get(key) != settings[key]]

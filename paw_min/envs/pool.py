@@ -200,8 +200,9 @@ class EnvPool:
                     code = worker.end(grace=5.0)  # negative: the signal that killed it
                     self._restart(worker, f"its worker died (exit code {code})")
                 else:
-                    # The worker has gone on since it sent this, maybe long ago. The next limit
-                    # starts here: rather too late than too early.
+                    # The worker may have sent this long ago, and be at its next request since then.
+                    # When that began is not known, so its limit starts now: rather too late than
+                    # too early.
                     worker.since = time.monotonic()
                     worker.loaded = True
                     if result != LOADED:

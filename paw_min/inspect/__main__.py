@@ -188,7 +188,10 @@ def main(argv: list[str] | None = None) -> None:
                             "score the stored tokens: compare runs of one model.")
     out = args.out or args.run / "inspect.html"
     check_writable(out)
-    samples = [read(file) for file in choose_files(args.run, updates_done(Path(after.folder)))]
+    files = choose_files(args.run, updates_done(Path(after.folder)))
+    if not files:
+        raise UserError(f"{args.run} has stored no transitions in samples/: give a run of RL.")
+    samples = [read(file) for file in files]
     data = page_data(args.run.resolve().name, cfg, columns, samples, tokenizer)
     replace_text(out, render(data))
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {len(data['steps'])} transitions")

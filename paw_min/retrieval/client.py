@@ -8,9 +8,9 @@ are texts after reranking.
 After a request that fails, for whatever reason, the client waits until the server answers a test
 query, and then asks the queries in halves, a single one once more:
 
-- A server that is busy or restarts costs time. If it stays away for `patience` seconds, or for
-  START at the start, where the address may be wrong, `UserError` ends the run. The same command
-  resumes it from its last checkpoint.
+- A server that is busy or restarts costs time. If it stays away for `patience` seconds, `UserError`
+  ends the run. The same command resumes it from its last checkpoint. At the start, where the
+  address may be wrong, that is START, unless the server accepts the request and is silent.
 - A query that the server refuses, such as an empty one, which a server may answer with HTTP 400 or
   500, costs its turn: its hits are None.
 """

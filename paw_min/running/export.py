@@ -35,13 +35,13 @@ def main(argv: list[str] | None = None) -> None:
     # Files of other programs have the same names, such as a run's config.json.
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty: give a new folder.")
+    policy = load_policy(str(checkpoint))
+    if lora.base_model(str(checkpoint)):
+        for name, layer in lora.linear_layers(policy.model).items():
+            layer.weight.data = lora.round_bf16(layer.weight.data, f"{name}.weight")
+    policy.model.to(torch.bfloat16)
     # Complete or not at all, so that an interrupted command can be repeated.
     with replacing(out.resolve()) as partial:
-        policy = load_policy(str(checkpoint))
-        if lora.base_model(str(checkpoint)):
-            for name, layer in lora.linear_layers(policy.model).items():
-                layer.weight.data = lora.round_bf16(layer.weight.data, f"{name}.weight")
-        policy.model.to(torch.bfloat16)
         policy.save(partial)
     print(f"{out}: the policy of {checkpoint}, for transformers {version('transformers')}")
 

@@ -56,7 +56,9 @@ def predicted_state(response: str) -> str | None:
     """
     _, opened, rest = response.rpartition("<next_state>")
     text, closed, _ = rest.partition("</next_state>")
-    return text.strip() or None if opened and closed else None
+    if not (opened and closed):
+        return None
+    return text.strip() or None
 
 
 def distances(encoder: Encoder, predictions: list[str | None], truths: list[str]) -> list[float]:

@@ -15,8 +15,8 @@ from paw_min.running.config_json import public
 from paw_min.running.session import check_machine
 
 ENCODER_TOKENS = 512  # longest text that E reads; what it cannot read is too long for RWML
-# Settings of the agent that do not change what a stage stores. These three may change in a run of
-# RL, but here they decide what is played.
+# What may change in a run of RL, but for three settings that decide what is played, and thereby
+# what a stage stores.
 FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt_tokens"}
 
 
@@ -85,7 +85,8 @@ class RwmlJob:
         The settings of RL and PaW are those of the run folders, which check their own. Of these,
         only AdamW's beta2 matters to the warm start and the filter, too.
         """
-        others = {"name", *FREE_IN_STAGES, *sections(Config)["reinforcement learning"]} | OF_PAW
+        others = {"name", "groups", "group_size", *FREE_IN_STAGES}
+        others |= {*sections(Config)["reinforcement learning"], *OF_PAW}
         own = ("method", "epochs")
         agent = {k: v for k, v in public(self.cfg).items() if k not in others}
         rwml = {f"rwml {k}": v for k, v in asdict(self.settings).items() if k not in own}
@@ -129,9 +130,14 @@ def refuse(settings: RwmlSettings, cfg: Config) -> None:
     if settings.method == "early-experience":
         if cfg.env == "search":
             raise UserError("--method early-experience needs admissible commands; search has none.")
-        if cfg.env == "webshop" and (cfg.data or cfg.human_goals):
+        if cfg.env == "webshop" and (cfg.data or cfg.human_goals or cfg.n_products):
             raise UserError("--method early-experience: its expert reads the generated shop and "
-                            "its synthetic goals only; omit --data and --human-goals.")
+                            "its synthetic goals only; omit --data, --human-goals, --n-products.")
+    # The engine of the method's run folder has room for an answer, and the agent plays in it, too.
+    if cfg.sampler == "vllm" and settings.answer_tokens < cfg.max_response_tokens:
+        raise UserError(f"--answer-tokens {settings.answer_tokens} with --sampler vllm would cut "
+                        f"responses of {cfg.max_response_tokens} tokens: raise it, or lower "
+                        "--max-response-tokens.")
 
 
 def load_encoder(name: str, device: str) -> Encoder:

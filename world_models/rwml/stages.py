@@ -108,7 +108,8 @@ def make_triplets(job: RwmlJob) -> dict:
     """
     cfg = job.cfg
     settings = job.settings
-    tasks = find_tasks(replace(cfg, groups=settings.tasks))
+    # The run folder of the method has these --groups, too, but is opened only after the filter.
+    tasks = find_tasks(replace(cfg, groups=max(settings.tasks, cfg.groups)))
     drawn = draw_groups(tasks.train, settings.tasks, cfg.seed, 0)
     games = [task for task in drawn for _ in range(settings.episodes)]
     slots = min(max(len(games), len(tasks.held_out)), PANEL_SLOTS)
@@ -164,8 +165,9 @@ def split(job: RwmlJob, triplets: list[Triplet]) -> tuple[list[Triplet], list[Tr
 def make_start(job: RwmlJob, validation: list[Triplet], acts: list[TokenRow]) -> None:
     """start/: the model, with the tags in its vocabulary and the format in its habits.
 
-    acts: the model's own responses. The warm start rehearses as many of them as there are labels:
-    without, the stand-ins answer every prompt with a prediction, and no episode can be played.
+    acts: the model's own well-formed responses. The warm start rehearses as many of them as there
+    are labels: without, the stand-ins answer every prompt with a prediction, and no episode can be
+    played.
     """
     policy = load(job.cfg, start_model(job.cfg))
     add_tags(policy, job.cfg.seed)

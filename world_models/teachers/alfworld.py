@@ -25,6 +25,7 @@ import re
 from itertools import chain
 from pathlib import Path
 
+from paw_min.base.errors import UserError
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Context
 from paw_min.envs.pool import EnvPool
@@ -52,12 +53,12 @@ class Expert:
     """The teacher in one game. `rng` is used only if no rule applies."""
 
     def __init__(self, observation: str, rng: random.Random):
-        """observation: the first of the game; ValueError if its task cannot be read."""
+        """observation: the first of the game; UserError if its task cannot be read."""
         put = PUT_TASK.search(observation)
         light = LIGHT_TASK.search(observation)
         if not put and not light:
-            raise ValueError(f"{observation[-80:]!r} matches no task template of ALFWorld; the "
-                             "expert reads generated task texts only.")
+            raise UserError(f"{observation[-80:]!r} matches no task template of ALFWorld; the "
+                            "expert reads generated task texts only.")
         self.rng = rng
         self.verb = None  # clean, heat or cool
         self.goal = None  # receptacle class

@@ -26,6 +26,7 @@ import re
 from functools import partial
 from itertools import chain
 
+from paw_min.base.errors import UserError
 from paw_min.envs.interface import Context
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import WebShopAgent
@@ -48,8 +49,8 @@ class Shopper:
     def __init__(self, instruction: str):
         found = INSTRUCTION.fullmatch(instruction.strip().lower())
         if not found:
-            raise ValueError(f"The shopper cannot read {instruction!r}; give it a synthetic "
-                             "instruction: Find me <attributes> <kind> with <group>: <value>, ...")
+            raise UserError(f"The shopper cannot read {instruction!r}; give it a synthetic "
+                            "instruction: Find me <attributes> <kind> with <group>: <value>, ...")
         wanted, options, limit = found.groups()
         self.words = re.findall(r"\w+", wanted)  # attributes and kind
         self.kind = " ".join(self.words[-2:])

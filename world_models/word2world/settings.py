@@ -96,6 +96,9 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     if args.env not in ENVS and "." not in args.env:
         raise UserError(f"{args.env} is none of {', '.join(ENVS)}, and no module with an "
                         "environment, such as examples.locks.")
+    if args.command == "train" and any(word.partition("=")[0] == "--model" for word in flags):
+        raise UserError("--model is the agent, and train has none: name what it starts from with "
+                        "--start.")
     presets = presets_of(args.env)
     env = args.env.rpartition(".")[2]  # a module has the name of its benchmark
     cfg = parse_config(env, presets, doc, ["--max-turns", "50", *flags])

@@ -69,16 +69,18 @@ def make_env(request_infos):
 def alfworld_wrappers():
     """ALFWorld's two wrapper classes, imported without side effects.
 
-    If $ALFWORLD_DATA is not set, the first import of alfworld sets it and creates
-    ~/.cache/alfworld. Pointing it at a folder that is there during the import avoids both.
+    The first import of alfworld creates the folder $ALFWORLD_DATA (~/.cache/alfworld), which may
+    not be possible, and is not needed. During the import, the variable names a folder that is
+    there.
     """
-    was_unset = "ALFWORLD_DATA" not in os.environ
-    os.environ.setdefault("ALFWORLD_DATA", os.path.dirname(__file__))
+    before = os.environ.get("ALFWORLD_DATA")
+    os.environ["ALFWORLD_DATA"] = os.path.dirname(__file__)
     try:
         from alfworld.agents.environment import alfred_tw_env
     finally:
-        if was_unset:
-            del os.environ["ALFWORLD_DATA"]
+        del os.environ["ALFWORLD_DATA"]
+        if before is not None:
+            os.environ["ALFWORLD_DATA"] = before
     return alfred_tw_env.AlfredDemangler, alfred_tw_env.AlfredInfos
 
 

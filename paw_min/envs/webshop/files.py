@@ -20,7 +20,7 @@ from paw_min.base.files import damaged, expanded
 
 SMALL = 1000  # products in the official small files
 CHUNK = 1 << 20  # characters per read
-REMEDY = ("get the official files as in RUNNING.md, \"Get the data\", or use --preset tiny "
+REMEDY = ("get the official files as in RUNNING.md, \"WebShop\", or use --preset tiny "
           "without --data for a small invented shop")
 FIX = "fix or remove the row, or get the official file again"
 
