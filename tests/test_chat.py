@@ -83,45 +83,6 @@ def test_what_begins_the_next_turn_or_is_not_a_control_token_ends_nothing(templa
     assert turn_end(tokenizer) is None
 
 
-# Words of the template, which no tokenizer below calls special; what it writes between two turns.
-# The first is what ends a response, where there is one.
-TEMPLATES = {
-    "qwen2_5": (["<|im_end|>", "<|im_start|>"], "<|im_end|>\n<|im_start|>user\n"),
-    "qwen3": (["<|im_end|>", "<|im_start|>"], "<|im_end|>\n<|im_start|>user\n"),
-    "qwen3_instruct_2507": (["<|im_end|>", "<|im_start|>"], "<|im_end|>\n<|im_start|>user\n"),
-    "llama3_2": (["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
-                 "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),
-    "gemma3": (["<end_of_turn>", "<start_of_turn>"], "<end_of_turn>\n<start_of_turn>user\n"),
-    "phi3_5": (["<|end|>", "<|user|>", "<|assistant|>"], "<|end|>\n<|user|>\n"),
-    "deepseek_r1_distill": (["<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"],
-                            "<｜end▁of▁sentence｜><｜User｜>"),
-}
-
-
-def plain_chat(name: str, words: list[str]) -> ChatTokenizer:
-    """A tokenizer with this template, whose control tokens have "special": false."""
-    tokenizer = standins.make_tokenizer([*TEXTS, "user assistant first second third"])
-    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in words])
-    tokenizer.bos_token = "<unk>"  # some templates write it
-    return ChatTokenizer(publish(tokenizer, name))
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_what_a_template_writes_is_a_control_token_whatever_its_flag(name):
-    words, between = TEMPLATES[name]
-    chat = plain_chat(name, words)
-    ids = chat.tokenizer.convert_tokens_to_ids(words)
-    assert set(ids) <= chat.control_ids and chat.eos_ids[0] == ids[0]
-    assert chat.turn_ids == chat.encode_rendered(between)
-    assert chat.separator([9, ids[0]]) == chat.turn_ids[1:] and ids[0] not in chat.turn_ids[1:]
-    text = f"a {' '.join(words)} {''.join(words)} b"
-    assert set(ids) <= set(chat.encode_rendered(text))
-    assert not set(ids) & set(chat.encode(text))
-    forged, honest = (chat.encode_chat(message) for message in (text, "a b"))
-    assert [t for t in forged if t in ids] == [t for t in honest if t in ids]
-    assert chat.decode([9, *ids]) == chat.decode([9])
-
-
 def with_tokens(*tokens: AddedToken, **named) -> ChatTokenizer:
     tokenizer = standins.make_tokenizer(TEXTS)
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()

@@ -58,12 +58,6 @@ def test_settings_of_the_arms(tmp_path):
     assert len({cfg(*arm).name for arm in same}) == 1
 
 
-def test_a_dry_run_checks_and_counts_every_arm_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "dry_run", lambda jobs: [str(job) for job in jobs])
-    with pytest.raises(UserError, match=r"4 of 4 runs failed.\nGRPO, seed 0\nGRPO w/ PaW, seed 0"):
-        sweep.main(f"table1 --env alfworld --out {tmp_path} --dry-run".split())
-
-
 def test_arms_are_chosen_by_their_labels(tmp_path):
     """As the pair of GRPO and PaW, which is a grid of its own."""
     def labels(grid, arms=None):

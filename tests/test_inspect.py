@@ -18,7 +18,6 @@ from statistics import mean
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from paw_min import train
@@ -42,6 +41,7 @@ from tests.helpers import (
     TOKEN_ROWS,
     make_policy,
 )
+from tests.test_published import PIECES, make_tokenizer
 
 RHO = 0.06
 LAST = "checkpoint-000002"
@@ -116,24 +116,11 @@ def test_numbers_are_those_of_the_models_own_logits(trained, model):
     assert min(everything) < RHO < max(everything) and len(everything) > 100
 
 
-def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama 2's, with a few words."""
-    words = ["\u2581", "a", "b", "\u2581a", "\u2581b"]
-    names = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), *words]
-    merges = [("\u2581", "a"), ("\u2581", "b")]
-    vocab = {name: k for k, name in enumerate(names)}
-    raw = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
-    spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    raw.normalizer = normalizers.Sequence(spaces)
-    raw.decoder = decoders.Sequence([
-        decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ])
-    return PreTrainedTokenizerFast(tokenizer_object=raw)
+LLAMA_2 = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(PIECES))
 
 
 @pytest.mark.parametrize("tokenizer, text, expected", [
-    (byte_fallback(), "a é😀 b\na", ["a", " ", "", "é", "", "", "", "😀", " b", "\n", "a"]),
+    (LLAMA_2, "a é😀 b\na", ["a ", "", "é", "", "", "", "😀", " ", "b", "\n", "a"]),
     (AutoTokenizer.from_pretrained(SMOLLM2), " two\n\naf é👩 日本 go",
      [" two", "\n", "\n", "af", " é", "", "", "👩", "", "", " 日", "本", " go"]),
 ])
@@ -165,14 +152,6 @@ def test_weights_with_another_tokenizer_cannot_score(trained, tmp_path):
     standins.make_tokenizer(TEXTS[:1]).save_pretrained(other / LAST)
     with pytest.raises(UserError, match="has another tokenizer than"):
         inspect.main([str(trained), "--against", str(other)])
-
-
-def test_updates_are_spread_and_not_ahead_of_the_checkpoint(tmp_path):
-    (tmp_path / "samples").mkdir()
-    for k in range(1, 11):
-        (tmp_path / f"samples/{k:06d}.json").touch()
-    for done, chosen in ((9, [1, 3, 6, 9]), (2, [1, 2])):
-        assert [int(file.stem) for file in inspect.choose_files(tmp_path, done)] == chosen
 
 
 # ---- the page in a browser ----

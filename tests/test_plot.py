@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from examples import one_file
 from paw_min.running import plot
 from research.paper import figures as paper
 
@@ -64,11 +63,6 @@ def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
     assert low < 0 and high > 1  # 0.997 is not a cliff
 
 
-def test_a_name_may_have_any_letters(tmp_path, figures):
-    plot.draw([make_run(tmp_path / "_base", 0, 0.5), make_run(tmp_path / "$a$", 0, 0.5, rho=0.1)])
-    assert in_legend(figures()[0]) == [" _base", r"\$a\$"]
-
-
 def test_runs_of_one_name_are_told_apart(tmp_path, figures):
     runs = [make_run(tmp_path / folder / "run", 0, 0.5, rho=rho)
             for folder, rho in (("a", 0.1), ("b", 0.2))]
@@ -88,12 +82,3 @@ def test_a_band_of_success_ends_at_0_and_1(figures):
     assert (ends.min(), ends.max()) == (0, 1)
     assert 0.85 in ends.round(6)
     assert list(axis.lines[0].get_ydata()) == pytest.approx([0.0125, 0.95])
-
-
-def test_a_method_has_one_color_and_one_name(tmp_path, figures):
-    points = [one_file.Evaluation(k, 0.016, 0.1, 0.0) for k in range(2)]
-    one_file.draw(dict.fromkeys(("grpo", "paw", "placebo"), [points]), tmp_path / "one_file.png")
-    drawn = [(line.get_label(), line.get_color()) for line in figures()[0].axes[0].lines]
-    assert drawn == [plot.COLORS[arm] for arm in ("grpo", "paw", "placebo")]
-    known, one, other = paper.styles_of(["GRPO w/ PaW", "unknown", "another"])
-    assert known == plot.COLORS["paw"] and len({known.color, one.color, other.color}) == 3

@@ -62,6 +62,7 @@ class Tokens(NamedTuple):
 
 
 CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHATML_TURN = "<|im_end|>\n<|im_start|>user\n"
 THOUGHTS = ["<think>", "</think>"]
 EOT = {"eos_token": "<|endoftext|>"}
 QWEN_2 = Tokens("Qwen2Tokenizer", "qwen", CHATML_TOKENS, ["<tool_call>"], EOT)
@@ -69,9 +70,11 @@ LLAMA = Tokens(
     "PreTrainedTokenizerFast", "llama3",
     ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
      "<|eot_id|>"], [], {"eos_token": "<|end_of_text|>"})
+LLAMA_TURN = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
 DEEPSEEK = Tokens(
     "LlamaTokenizerFast", "qwen", ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
     ["<｜User｜>", "<｜Assistant｜>", *THOUGHTS], {"eos_token": "<｜end▁of▁sentence｜>"})
+DEEPSEEK_TURN = "<｜end▁of▁sentence｜><｜User｜>"
 PIECES = Tokens("LlamaTokenizer", "llama2", ["<unk>", "<s>", "</s>"],
                 named={"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"})
 PHI = PIECES._replace(special=[*PIECES.special, "<|endoftext|>", "<|end|>"],
@@ -84,13 +87,14 @@ NEMO = Tokens("PreTrainedTokenizerFast", "tekken", ["<unk>", "<s>", "</s>", "[IN
               named=PIECES.named)
 OLMO_CHAT = (
     "{{ eos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == "
-    "'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 LLAMA_2_CHAT = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
     "' [/INST]' }}{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
+NEMO_TURN = "</s>[INST]"
 NEMO_CHAT = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
     "{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
@@ -110,41 +114,47 @@ LAYERS = ["sliding_attention", "full_attention"]
 class Kind(NamedTuple):
     family: str
     tokens: Tokens
-    end: str  # what ends a turn
+    between: str  # what the template writes between two turns; it begins with what ends one
     template: str  # Jinja, or the name of one that TRL ships
     settings: dict = {}
 
+    @property
+    def end(self) -> str:
+        """The control token that ends a turn."""
+        tokens = [*self.tokens.special, *self.tokens.plain]
+        return next(token for token in tokens if self.between.strip().startswith(token))
+
 
 PUBLISHED = {  # `python -m pytest tests/test_published.py -rA` prints the names
-    "Qwen2.5": Kind("qwen2", QWEN_2, "<|im_end|>", "qwen2_5", dict(tie_word_embeddings=True)),
+    "Qwen2.5": Kind("qwen2", QWEN_2, CHATML_TURN, "qwen2_5", dict(tie_word_embeddings=True)),
     "Qwen2.5 with YaRN": Kind(
-        "qwen2", QWEN_2, "<|im_end|>", "qwen2_5", dict(rope_parameters=YARN)),
-    "Qwen3": Kind("qwen3", QWEN_2._replace(plain=THOUGHTS), "<|im_end|>", "qwen3"),
-    "Qwen3-2507": Kind("qwen3", QWEN_2, "<|im_end|>", "qwen3_instruct_2507"),
-    "Qwen3.5": Kind("qwen3_5_text", QWEN_2._replace(plain=THOUGHTS), "<|im_end|>",
+        "qwen2", QWEN_2, CHATML_TURN, "qwen2_5", dict(rope_parameters=YARN)),
+    "Qwen3": Kind("qwen3", QWEN_2._replace(plain=THOUGHTS), CHATML_TURN, "qwen3"),
+    "Qwen3-2507": Kind("qwen3", QWEN_2, CHATML_TURN, "qwen3_instruct_2507"),
+    "Qwen3.5": Kind("qwen3_5_text", QWEN_2._replace(plain=THOUGHTS), CHATML_TURN,
                     "qwen3_5_nothink"),
-    "Llama-3.1": Kind("llama", LLAMA, "<|eot_id|>", "llama3", dict(rope_parameters=SCALED)),
-    "Llama-3.2": Kind("llama", LLAMA, "<|eot_id|>", "llama3_2", dict(tie_word_embeddings=True)),
+    "Llama-3.1": Kind("llama", LLAMA, LLAMA_TURN, "llama3", dict(rope_parameters=SCALED)),
+    "Llama-3.2": Kind("llama", LLAMA, LLAMA_TURN, "llama3_2", dict(tie_word_embeddings=True)),
     "DeepSeek-R1-Distill-Llama": Kind(
-        "llama", DEEPSEEK._replace(steps="llama3"), DEEPSEEK.special[1], "deepseek_r1_distill"),
+        "llama", DEEPSEEK._replace(steps="llama3"), DEEPSEEK_TURN, "deepseek_r1_distill"),
     "DeepSeek-R1-Distill-Qwen": Kind(
-        "qwen2", DEEPSEEK, DEEPSEEK.special[1], "deepseek_r1_distill"),
-    "Llama-2": Kind("llama", PIECES, "</s>", LLAMA_2_CHAT),
-    "Mistral-7B-v0.3": Kind("mistral", PIECES._replace(special=NEMO.special), "</s>", NEMO_CHAT),
-    "Mistral-Nemo": Kind("mistral", NEMO, "</s>", NEMO_CHAT),
-    "Ministral-8B": Kind("ministral", NEMO, "</s>", NEMO_CHAT,
+        "qwen2", DEEPSEEK, DEEPSEEK_TURN, "deepseek_r1_distill"),
+    "Llama-2": Kind("llama", PIECES, " </s>[INST] ", LLAMA_2_CHAT),
+    "Mistral-7B-v0.3": Kind("mistral", PIECES._replace(special=NEMO.special), NEMO_TURN, NEMO_CHAT),
+    "Mistral-Nemo": Kind("mistral", NEMO, NEMO_TURN, NEMO_CHAT),
+    "Ministral-8B": Kind("ministral", NEMO, NEMO_TURN, NEMO_CHAT,
                          dict(layer_types=LAYERS, sliding_window=16)),
-    "Mistral with another tokenizer": Kind("mistral", LLAMA, "<|eot_id|>", "llama3"),
-    "Phi-3-mini-4k": Kind("phi3", PHI, "<|end|>", "phi3", dict(sliding_window=16)),
+    "Mistral with another tokenizer": Kind("mistral", LLAMA, LLAMA_TURN, "llama3"),
+    "Phi-3-mini-4k": Kind("phi3", PHI, "<|end|>\n<|user|>\n", "phi3", dict(sliding_window=16)),
     "Phi-4": Kind("phi3", QWEN_2._replace(class_name="GPT2Tokenizer", steps="llama3"),
-                  "<|im_end|>", CHATML),
+                  CHATML_TURN, CHATML),
     "SmolLM2": Kind("llama", Tokens("GPT2Tokenizer", "digits", CHATML_TOKENS,
                                     named={"eos_token": "<|im_end|>"}),
-                    "<|im_end|>", CHATML, dict(tie_word_embeddings=True)),
-    "SmolLM3": Kind("smollm3", LLAMA._replace(special=CHATML_TOKENS, named={}), "<|im_end|>",
+                    CHATML_TURN, CHATML, dict(tie_word_embeddings=True)),
+    "SmolLM3": Kind("smollm3", LLAMA._replace(special=CHATML_TOKENS, named={}), CHATML_TURN,
                     CHATML),
-    "OLMo-2": Kind("olmo2", OLMO, "<|endoftext|>", OLMO_CHAT),
-    "Gemma-3": Kind("gemma3_text", GEMMA, "<end_of_turn>", "gemma3",
+    "OLMo-2": Kind("olmo2", OLMO, "<|endoftext|>\n<|user|>\n", OLMO_CHAT),
+    "Gemma-3": Kind("gemma3_text", GEMMA, "<end_of_turn>\n<start_of_turn>user\n", "gemma3",
                     dict(layer_types=LAYERS, rope_parameters=BY_LAYER)),
 }
 
@@ -202,7 +212,10 @@ def write_published(kind: Kind, folder) -> str:
 
 
 def check_tokens(policy, made: Tokenizer, kind: Kind) -> None:
-    """Its ids are those of tokenizer.json, o' follows one end token, and has no control token."""
+    """Its ids are those of tokenizer.json, o' follows one end token, and has no control token.
+
+    Whether tokenizer.json calls what the template writes "special" or not.
+    """
     chat = policy.render([{"role": "user", "content": "go to desk 1\n\n a's 12345  日本"}])
     for text in (chat, *TEXTS, HOSTILE_TEXT):
         ids = policy.encode_rendered(text)
@@ -211,12 +224,17 @@ def check_tokens(policy, made: Tokenizer, kind: Kind) -> None:
     assert "go to shelf 1" in policy.decode(policy.encode("go to shelf 1"))
     end = made.token_to_id(kind.end)
     assert policy.eos_ids[0] == end
+    between = made.encode(kind.between, add_special_tokens=False).ids
     response = [*policy.encode("look"), end]
-    assert end not in policy.separator(response)
-    assert policy.separator(response[:-1]).count(end) == 1
-    control = {*kind.tokens.special, *kind.tokens.plain} - {*THOUGHTS, "<tool_call>"}
-    forged = set(policy.encode(" ".join(control) + "".join(control)))
-    assert not forged & {made.token_to_id(token) for token in control}
+    assert policy.separator(response[:-1]) == between
+    assert policy.separator(response) == between[between.index(end) + 1 :]
+    words = {*kind.tokens.special, *kind.tokens.plain} - {*THOUGHTS, "<tool_call>"}
+    control = {made.token_to_id(word) for word in words}
+    text = f"a {' '.join(words)}{''.join(words)} b"
+    assert not control & set(policy.encode(text))
+    forged, honest = policy.encode_chat(text), policy.encode_chat("a b")
+    assert [t for t in forged if t in control] == [t for t in honest if t in control]
+    assert policy.decode(response) == policy.decode(response[:-1])
 
 
 @pytest.mark.parametrize("kind", PUBLISHED.values(), ids=PUBLISHED)
@@ -254,7 +272,7 @@ def test_an_end_token_that_only_the_class_names(tmp_path):
 @pytest.mark.parametrize("family", ["mistral", "ministral", "ministral3"])
 def test_mistrals_published_with_the_word_pattern_of_another_family(family, tmp_path):
     tokens = NEMO._replace(steps="llama3")
-    folder = write_published(Kind(family, tokens, "</s>", NEMO_CHAT), tmp_path)
+    folder = write_published(Kind(family, tokens, NEMO_TURN, NEMO_CHAT), tmp_path)
     for load in (load_tokenizer, load_policy):
         with one_sentence("has a wrong tokenizer.json, as many Mistral models"):
             load(folder)

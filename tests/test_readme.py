@@ -246,9 +246,3 @@ def test_the_stored_configs_are_those_of_the_presets():
         cfg, _ = parse_args(env, presets_of(env), "", argv)
         assert differences(read_config(folder / "config.json"), cfg) == []
         assert cfg.name == folder.name
-
-
-def test_ci_finds_the_test_command():
-    """.ci/run reads an indented line of README."""
-    (command,) = re.findall(r"^    (bash tests.*)$", PAGES["README.md"], flags=re.M)
-    assert command == "bash tests/run.sh"

@@ -231,9 +231,6 @@ def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monk
     program.write_text("1")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
     stored = finished / "sources.json"
-    stored.unlink()  # as of an older version
-    restore(runs.Run(config()), *policy)
-    assert not capsys.readouterr().out
     stored.write_text(json.dumps(runs.source_digests("alfworld")))
     restore(runs.Run(config()), *policy)
     assert not capsys.readouterr().out
@@ -255,6 +252,10 @@ def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monk
     ({}, dict(updates=9, eval_every=1, eval_repeats=3, workers=2), []),
     (dict(env="search"), dict(max_prompt_tokens=900), ["--max-prompt-tokens 2048"]),
     (dict(method="tapo"), dict(max_prompt_tokens=900), ["--max-prompt-tokens 2048"]),
+    # A server may move; another corpus may have other passages.
+    (dict(retriever="http://a:1"), dict(retriever="http://b:2/retrieve"), []),
+    (dict(retriever="http://me:pw@a:1"), dict(retriever=""), ["--retriever 'http://***@a:1'"]),
+    (dict(retriever="c.jsonl"), dict(retriever="http://a:1"), ["--retriever 'c.jsonl'"]),
 ])
 def test_settings_that_change_no_number_are_free(settings, changed, refused):
     cfg = Config(**settings)

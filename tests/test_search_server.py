@@ -8,14 +8,12 @@ import re
 import signal
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
 from paw_min.base.errors import UserError
-from paw_min.config import Config
 from paw_min.envs.search.env import SearchPool
 from paw_min.envs.search.questions import Question
 from paw_min.retrieval import client as search_client
@@ -25,7 +23,6 @@ from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.client import SearchClient
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense
-from paw_min.running.config_json import differences
 from tests import pools
 from tests.helpers import one_sentence
 from tests.http_server import Server
@@ -253,13 +250,6 @@ def test_a_start_waits_for_a_server_that_fails_at_first(server, monkeypatch):
     client._http.close()  # An open connection is still answered.
     with one_sentence("was not available for 0.1 s .*Connection refused"):
         client.search(["q", "r"], 1)
-
-
-def test_a_run_resumes_where_its_server_has_moved():
-    run = Config(env="search", retriever="http://me:pw@a:1")
-    assert differences(run, replace(run, retriever="http://b:2/retrieve")) == []
-    assert differences(run, replace(run, retriever="")) == ["--retriever 'http://***@a:1'"]
-    assert differences(replace(run, retriever="c.jsonl"), run) == ["--retriever 'c.jsonl'"]
 
 
 def test_a_password_is_sent_but_not_shown(server, caplog):

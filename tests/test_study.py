@@ -1,10 +1,15 @@
-"""research/study.py: a file of runs, and arms compared over their seeds, by hand."""
+"""Arms compared over their seeds, by hand: measures, intervals, and the tables of predictable."""
 
 import json
 
+import numpy as np
 import pytest
 
-from research import study
+from research import stats, study
+from research.predictable import study as predictable
+from research.stats import Compared
+
+# ---- runs and their measures: research/study.py ----
 
 RUNS = {
     ("grpo", 3): {"success": [0.9, 0.1, 0.2]},
@@ -51,16 +56,108 @@ def test_a_comparison_is_over_the_seeds_that_both_arms_have():
     assert study.seeds_of(RUNS, "paw", "grpo") == [2, 3]
     assert study.values_of(RUNS, "grpo", study.end) == [40.0, 20.0]
     assert study.gains(RUNS, "paw", "grpo", study.end) == [10.0, 0.0]
+    assert study.above(RUNS, "paw", "grpo", study.end) == "1 of 2"  # level is not above
 
 
-def test_the_cells_of_a_table():
-    assert study.level(RUNS, "paw", study.end) == "56.7"  # 50, 20, 100
-    assert study.level(RUNS, "ce", study.end) == "-"
-    assert study.difference(RUNS, "paw", "ce", study.end) == "-"
-    pair = "paw", "grpo", study.end
-    assert study.difference(RUNS, *pair) == "+10.0, +0.0"  # too few for an interval
-    assert study.above(RUNS, *pair) == "1 of 2"  # level is not above
-    # The same twice: mean 5, standard deviation 5.77, t(3) = 3.182.
-    more = RUNS | {(arm, seed + 10): run for (arm, seed), run in RUNS.items()}
-    assert study.difference(more, *pair) == "+5.0 [-4.2, +14.2]"
-    assert study.difference(more, "paw", "paw", study.end) == ""
+# ---- research/stats.py ----
+
+
+def test_differences_are_of_the_same_seed_and_task():
+    base = [{"": {"x": 0.0, "y": 100.0, "w": 50.0}}, {"": {"w": 9.0, "y": 0.0, "x": 50.0}}]
+    ours = [{"": {"x": 100.0, "y": 100.0, "z": 0.0}}, {"": {"x": 50.0, "y": 100.0}}]
+    (part,) = stats.paired(ours, base)
+    assert part.tolist() == [[100.0, 0.0], [0.0, 100.0]]  # w and z are not in all runs
+    found = stats.compared({7: ours[0], 0: ours[0], 1: ours[1]}, {1: base[1], 0: base[0]})
+    assert found.mean == pytest.approx((200 / 3 + 75 + 200 / 3) / 3)  # of its own three runs ...
+    assert found.std == pytest.approx(np.std([200 / 3, 75, 200 / 3], ddof=1))
+    assert found.difference == 50.0  # ... but paired in two
+    # One seed: tasks can be drawn, a single number cannot.
+    assert stats.compared({0: ours[0]}, {0: base[0]}).bootstrap == (0.0, 100.0)
+    one = stats.compared({0: {"": {"": 70.0}}}, {0: {"": {"": 60.0}}})
+    assert one == Compared([70.0], 10.0) and one.std is None
+
+
+def test_arms_become_one_comparison_each():
+    def run(bonus: float) -> dict:
+        return {"sets": {"nq": {"a": bonus, "b": 50.0 + bonus}, "popqa": {"c": 100.0 + bonus}}}
+
+    runs = {("base", 0): run(0.0), ("own", 0): run(10.0) | {"only here": {"": {"": 1.0}}}}
+    found = stats.compare(runs, "base")
+    assert found["base"] == {"sets": Compared([62.5])}  # the parts have equal weights
+    assert found["own"] == {"sets": Compared([72.5], 10.0, (10.0, 10.0))}
+
+
+def test_paired_t_interval():
+    # Mean 2, standard deviation 2, three values: t(2) = 4.302653 at 97.5 %.
+    low, high = stats.t_interval([0.0, 2.0, 4.0])
+    half = 4.302653 * 2 / 3**0.5
+    assert (low, high) == pytest.approx((2 - half, 2 + half))
+
+
+@pytest.mark.parametrize("df, share, quantile", [  # of printed tables
+    (1, 0.975, 12.7062), (7, 0.975, 2.3646), (120, 0.975, 1.9799), (7, 0.8, 0.8960),
+])
+def test_quantiles_of_student(df, share, quantile):
+    assert stats.t_quantile(df, share) == pytest.approx(quantile, abs=1e-4)
+
+
+def test_the_interval_resamples_seeds_and_then_tasks():
+    interval = stats.bootstrap_interval
+    assert interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)
+    assert interval([np.array([[0.0, 100.0]])]) == (0.0, 100.0)  # 0, 50, 100: 1/4, 1/2, 1/4
+    tasks = np.arange(400) % 2 * 100.0
+    sigma = 50 / 400**0.5
+    # One draw of tasks for all seeds: more seeds with the same outcomes add no information.
+    for part in (tasks[None], np.tile(tasks, (9, 1))):
+        assert interval([part]) == pytest.approx((50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5)
+    seeds = np.tile(np.arange(400)[:, None] % 2 * 100.0, (1, 3))  # all variance between seeds
+    assert interval([seeds]) == pytest.approx((50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5)
+    # Two independent parts with equal weights: their mean has 1/sqrt(2) of the deviation.
+    low, high = interval([tasks[None], tasks[None]])
+    assert high - low == pytest.approx(2 * 1.96 * sigma / 2**0.5, abs=0.7)
+
+
+# ---- research/predictable ----
+
+
+def test_a_seed_counts_where_all_arms_have_it():
+    arms = "paw", "grpo"
+    runs = {(arm, seed): {"success": [0, 1]} for arm in arms for seed in predictable.SEEDS}
+    fog = {key: run for key, run in runs.items() if key != ("paw", 9100)}
+    found, seeds = predictable.complete({"plain": runs, "fog": fog}, ("plain", "fog"), arms)
+    assert seeds == [*range(9101, 9116)]
+    assert len(found["plain"]) == len(found["fog"]) == 30 and ("paw", 9100) not in found["plain"]
+
+
+def test_regret_is_the_largest_shortfall_from_the_best_loss():
+    """Two worlds, two seeds; a placebo that is best of all is no loss to fall short of."""
+    names = predictable.ARMS
+    found = np.full((2, len(names), 2), 50.0)
+    found[0, names.index("echo")] = 60.0, 80.0
+    found[1, names.index("echo")] = 10.0, 0.0
+    found[:, names.index("echo placebo")] = 99.0
+    regret = dict(zip(names, predictable.regrets(found), strict=True))
+    assert regret["echo"] == 45.0  # in the second world
+    assert regret["paw"] == regret["predictable"] == 20.0  # in the first
+    assert regret["echo placebo"] < 0
+
+
+def test_the_seeds_of_a_draw_are_the_same_in_all_worlds():
+    """Each seed has one shortfall, in a world of its own: a mean over the seeds is at most half."""
+    names = predictable.ARMS
+    found = np.full((2, len(names), 2), 50.0)
+    found[0, names.index("echo"), 0] = 70.0
+    found[1, names.index("echo"), 1] = 70.0
+    drawn = predictable.drawn_regrets(found)[:, names.index("paw")]
+    assert set(drawn.round(6)) == {10.0, 20.0}
+    assert (drawn == 20.0).mean() == pytest.approx(0.5, abs=0.02)  # both seeds are the same one
+
+
+def test_a_difference_that_a_test_finds_four_times_of_five():
+    """By simulation: the paired t test of eight normal values, shifted by this difference."""
+    rng = np.random.default_rng(0)
+    spread = [*np.linspace(-1, 1, 8)]
+    shift = predictable.detectable(spread)
+    values = rng.normal(shift, np.std(spread, ddof=1), (4000, 8))
+    low = values.mean(1) - stats.t_quantile(7) * values.std(1, ddof=1) / 8**0.5
+    assert (low > 0).mean() == pytest.approx(0.8, abs=0.03)
