@@ -14,26 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from paw_min import train
-from paw_min.envs.alfworld import prompts
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running import runs
 from paw_min.toy import smollm2
 
 pytestmark = pytest.mark.slow
-ROOM = (
-    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
-    "around you, you see a cabinet 10, and a drawer 2.\n\nYour task is to: put some mug on shelf."
-)
-OBSERVATIONS = [
-    "You arrive at cabinet 10. On the cabinet 10, you see a mug 1, and a plate 12.",
-    "You pick up the mug 1 from the cabinet 10.",
-    "Nothing happens.",
-    "The drawer 2 is closed.",
-    '"Back to Search" "Page 1 (Total results: 50)" "$17.99"',
-    "\n<information>Doc 1(Title: Zürich) 1 846–1 900, Łódź\n</information>\n",
-]
-RESPONSE = "<think>The mug may be in cabinet 10.</think><action>go to cabinet 10</action>"
 
 
 @pytest.fixture(scope="session")
@@ -78,16 +64,6 @@ def test_the_folder_is_plain_and_complete(folder, policy):
     tokenizer = policy.tokenizer
     assert tokenizer.convert_ids_to_tokens(policy.eos_ids) == ["<|im_end|>"]
     assert len(tokenizer) == policy.model.get_input_embeddings().num_embeddings == 49_152
-
-
-# --- tokens
-
-
-def test_encoding_loses_nothing(policy):
-    for text in (RESPONSE, *OBSERVATIONS, prompts.INSTRUCTIONS, ROOM, "a  b\n\n\n12"):
-        assert policy.decode(policy.encode(text)) == text
-    # The published tokenizer splits digits before words: "\n\n" is one token here, too.
-    assert policy.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
 
 
 # --- training
