@@ -2,8 +2,6 @@
 
 import time
 
-import psutil
-
 
 def reset(pool, tasks):
     """Reset slot i to tasks[i]; returns their Steps in the order of the slots."""
@@ -26,11 +24,3 @@ def until(condition, seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
-
-
-def ended(pid: int) -> bool:
-    """Whether this process is gone, or only waits to be collected."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

@@ -13,13 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from paw_min.base.errors import UserError
 from paw_min.envs import pool as pool_module
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
-from tests.pools import ended, reset, step, until
+from tests.pools import reset, step, until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,6 +72,14 @@ def assert_failed(answer, *parts):
     assert answer == Step("", "", "", [], done=True, failed=answer.failed)
     for part in parts:
         assert part in answer.failed, (part, answer.failed)
+
+
+def ended(pid: int) -> bool:
+    """Whether this process is gone, or only waits to be collected."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("workers", [0, 2])

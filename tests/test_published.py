@@ -74,7 +74,6 @@ LLAMA_TURN = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
 DEEPSEEK = Tokens(
     "LlamaTokenizerFast", "qwen", ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
     ["<｜User｜>", "<｜Assistant｜>", *THOUGHTS], {"eos_token": "<｜end▁of▁sentence｜>"})
-DEEPSEEK_TURN = "<｜end▁of▁sentence｜><｜User｜>"
 PIECES = Tokens("LlamaTokenizer", "llama2", ["<unk>", "<s>", "</s>"],
                 named={"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"})
 PHI = PIECES._replace(special=[*PIECES.special, "<|endoftext|>", "<|end|>"],
@@ -100,7 +99,7 @@ NEMO_CHAT = (
     "{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
 )
-SCALED = dict(  # Llama 3.1
+SCALED = dict(  # Llama 3.1 and 3.2
     rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=64)
 YARN = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=128)
@@ -130,15 +129,12 @@ PUBLISHED = {  # `python -m pytest tests/test_published.py -rA` prints the names
     "Qwen2.5 with YaRN": Kind(
         "qwen2", QWEN_2, CHATML_TURN, "qwen2_5", dict(rope_parameters=YARN)),
     "Qwen3": Kind("qwen3", QWEN_2._replace(plain=THOUGHTS), CHATML_TURN, "qwen3"),
-    "Qwen3-2507": Kind("qwen3", QWEN_2, CHATML_TURN, "qwen3_instruct_2507"),
     "Qwen3.5": Kind("qwen3_5_text", QWEN_2._replace(plain=THOUGHTS), CHATML_TURN,
                     "qwen3_5_nothink"),
-    "Llama-3.1": Kind("llama", LLAMA, LLAMA_TURN, "llama3", dict(rope_parameters=SCALED)),
-    "Llama-3.2": Kind("llama", LLAMA, LLAMA_TURN, "llama3_2", dict(tie_word_embeddings=True)),
-    "DeepSeek-R1-Distill-Llama": Kind(
-        "llama", DEEPSEEK._replace(steps="llama3"), DEEPSEEK_TURN, "deepseek_r1_distill"),
+    "Llama-3.2": Kind("llama", LLAMA, LLAMA_TURN, "llama3_2",
+                      dict(rope_parameters=SCALED, tie_word_embeddings=True)),
     "DeepSeek-R1-Distill-Qwen": Kind(
-        "qwen2", DEEPSEEK, DEEPSEEK_TURN, "deepseek_r1_distill"),
+        "qwen2", DEEPSEEK, "<｜end▁of▁sentence｜><｜User｜>", "deepseek_r1_distill"),
     "Llama-2": Kind("llama", PIECES, " </s>[INST] ", LLAMA_2_CHAT),
     "Mistral-7B-v0.3": Kind("mistral", PIECES._replace(special=NEMO.special), NEMO_TURN, NEMO_CHAT),
     "Mistral-Nemo": Kind("mistral", NEMO, NEMO_TURN, NEMO_CHAT),

@@ -1,4 +1,4 @@
-"""Retrievers in this process: the corpus file, BM25, vectors, FAISS.
+"""Retrievers in this process: the corpus file, vectors, FAISS.
 
 The encoder is a random one; test_rwml.py uses all-MiniLM-L6-v2.
 """
@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import BertModel
 
 from paw_min.retrieval import corpus as corpus_module
-from paw_min.retrieval import dense, open_retriever
-from paw_min.retrieval.bm25 import LexicalRetriever
+from paw_min.retrieval import dense
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense, Encoder
-from tests.retrieval import TEXTS, WORDS, make_encoder, write_corpus
+from tests.retrieval import WORDS, make_encoder, write_corpus
 
 
 @pytest.fixture(scope="session")
@@ -57,19 +56,6 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     corpus = Corpus(tmp_path)  # finds the file in the folder
     assert [corpus[row] for row in range(len(corpus))] == [
         {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]
-
-
-# ---- BM25 ----
-
-def test_bm25_finds_the_passage(tmp_path):
-    retriever = open_retriever(str(write_corpus(tmp_path / "corpus.jsonl")))
-    assert isinstance(retriever, LexicalRetriever)
-    queries = ["Who wrote Hamlet?", "cities of Finland", "zzz", "name", ""]
-    found = retriever.search(queries, 2)
-    assert [ids(hits)[:1] for hits in found] == [["0"], ["1"], [], ["4"], []]
-    assert found[3][0]["document"] == {"id": "4", "contents": TEXTS[4]}
-    assert found[3][0]["score"] > 0 and type(found[3][0]["score"]) is float
-    assert retriever.search([], 2) == []
 
 
 # ---- vectors ----

@@ -135,7 +135,9 @@ def test_the_information_block_is_json():
 def test_rules_of_an_episode(commands, rewards, dones, n_searches):
     library = Library()
     pool = SearchPool(QUESTIONS, library, n_envs=1)
-    reset(pool, ["0"])
+    (started,) = reset(pool, ["0"])
+    asked = QUESTIONS[0].question
+    assert started == Step(asked, task=asked, task_type="nq", admissible=[])
     steps = [step(pool, {0: command})[0] for command in commands]
     assert [s.reward for s in steps] == rewards
     assert [s.done for s in steps] == dones
@@ -143,21 +145,6 @@ def test_rules_of_an_episode(commands, rewards, dones, n_searches):
     assert [bool(s.observation) for s in steps] == [
         command == SEARCH and not done for command, done in zip(commands, dones)]
     assert len(library.calls) == n_searches
-
-
-def test_a_turn_is_one_call_and_equal_queries_are_sent_once():
-    library = Library()
-    pool = SearchPool(QUESTIONS, library, n_envs=4, topk=2)
-    started = reset(pool, ["1", "0", "1", "0"])
-    asked = dict(task="who wrote Hamlet?", task_type="nq", admissible=[])
-    assert started[1] == started[3] == Step("who wrote Hamlet?", **asked)
-    query = "<search>{}</search>".format
-    steps = step(pool, {3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
-    assert library.calls == [(["b", "a", "nothing"], 2)]
-    assert steps[3] == Step(information(Library().search(["b"], 2)[0]), **asked)
-    assert steps[3].observation == steps[2].observation != steps[0].observation
-    assert "No search results found." in steps[1].observation
-    assert step(pool, {3: ANSWER})[3] == Step("", **asked, reward=1.0, done=True, won=True)
 
 
 # ---- a retriever that waits for a server ----

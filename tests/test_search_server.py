@@ -48,6 +48,8 @@ def impatient(monkeypatch):
 def test_the_protocol_of_search_r1(corpus):
     server = TestClient(search_server.make_app(LexicalRetriever(Corpus(corpus))))
     expected = open_retriever(corpus).search(QUERIES, 2)
+    found = [[hit["document"]["id"] for hit in hits] for hits in expected]
+    assert [ids[:1] for ids in found] == [["0"], ["1"], [], ["4"]]
 
     def ask(**request):
         answer = server.post("/retrieve", json=request)
@@ -58,7 +60,7 @@ def test_the_protocol_of_search_r1(corpus):
     assert ask(queries=QUERIES[:1], topk=2) == [[hit["document"] for hit in expected[0]]]
     many = ["Hamlet, Finland, water, towers"]
     assert [len(ask(queries=many, topk=k)[0]) for k in (1, 4, None)] == [1, 4, 3]
-    assert ask(queries=[]) == []
+    assert ask(queries=[]) == [] and ask(queries=[""]) == [[]]
     for body in ({"queries": "a"}, {"query": "a"}, {"queries": ["a"], "topk": 0}):
         assert server.post("/retrieve", json=body).status_code == 422
 
@@ -88,8 +90,7 @@ DENSE = {"--retriever": "dense"}
     ({"--corpus": URL}, r"//\*\*\*@host/x is a URL: give a path"),
     (DENSE | {"--encoder": URL}, r"//\*\*\*@host/x is a URL: .* hub name"),
     ({"--corpsu": URL}, r"//\*\*\*@host/x"),
-    ({"--port": URL}, r"//\*\*\*@host/x"),
-], ids=range(9))
+], ids=range(8))
 def test_refused_flags(corpus, capsys, flags, sentence):
     flags = {"--corpus": str(corpus), "--port": "0"} | flags
     with pytest.raises((UserError, SystemExit)) as error:
@@ -199,11 +200,9 @@ BAD = [  # what a server answers, the words about it, and about a server that an
     (answers(200, result('{"document": {"contents": null}}')), "TypeError", OTHER),
     (answers(200, result(r'{"document": "\ud800"}')), "UnicodeEncodeError", OTHER),
     (answers(400, {"detail": "nope"}), "HTTP 400: .*nope", OTHER),
-    (answers(422), "HTTP 422", OTHER),
     (answers(302, Location="http://me:secret@other/x"), r"302: .http://\*\*\*@other/x", OTHER),
     (answers(429), "HTTP 429", GONE),
     (answers(500, "loading"), "HTTP 500: 'loading'", GONE),
-    (answers(504), "HTTP 504", GONE),
     (hang_up, "IncompleteRead", GONE),
     (silent, "Read timed out", GONE),
 ]

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from paw_min.base.errors import UserError
 from research import tables
-from research.study import read_lines
 
 ROOT = tables.ROOT
 
@@ -72,20 +70,3 @@ def test_a_row_or_a_column_may_be_a_world(fill):
         "| comparison | world | expected | difference |",
         "| paw - grpo | plain | above 0 | |", world="",
     ) == ["| paw - grpo | plain | above 0 | +6.0 [+3.2, +8.8] |"]
-
-
-def test_a_table_without_an_end_is_refused():
-    with pytest.raises(UserError, match="a table has no <!-- end -->"):
-        tables.with_new_tables("<!-- table: front -->\n| a |\n")
-
-
-def test_a_seed_that_an_arm_lacks_is_named_in_its_cell(tmp_path, monkeypatch):
-    """The seeds of a row are those of GRPO."""
-    lines = read_lines(tables.FOLDER / "locks/runs.jsonl")
-    left = [line for line in lines if (line["arm"], line["seed"]) != ("ce 0.05", 17)]
-    assert len(left) == len(lines) - 1
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in left))
-    (label, _, *others), *_ = tables.STUDIES
-    monkeypatch.setattr(tables, "STUDIES", [(label, tmp_path / "runs.jsonl", *others)])
-    row = tables.front().splitlines()[2]
-    assert "(15 seeds)" in row and "| [16](" in row

@@ -337,7 +337,7 @@ def main(argv: list[str]) -> None:
     if options.agent == "reflexion" and cfg.eval_repeats > 1:
         raise UserError(f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a "
                         "task already; omit it.")
-    if "--name" not in flags:
+    if not any(word.partition("=")[0] == "--name" for word in flags):
         name = f"{cfg.env}-{options.agent}-{cfg.model.rpartition('/')[2]}-seed{cfg.seed}"
         cfg = replace(cfg, name=name)
     cfg = replace(cfg, groups=1, updates=0)  # nothing is trained: there may be few training tasks
