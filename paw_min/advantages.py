@@ -169,7 +169,9 @@ def relative(
     values = values.double()
     counts = torch.ones_like(values)  # (N,) 1 or 0
     if over == "trajectories":
-        first = {tau: i for i, tau in reversed([*enumerate(numbered(trajectory))])}
+        first = {}  # trajectory -> its first row
+        for i, tau in enumerate(numbered(trajectory)):
+            first.setdefault(tau, i)
         counts.zero_()[list(first.values())] = 1.0
     of = torch.tensor(numbered(label), device=values.device)  # (N,)
     zeros = values.new_zeros(int(of.max()) + 1)  # (L,), one per label

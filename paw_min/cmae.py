@@ -60,4 +60,4 @@ def _observed(logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def _length(mask: Tensor) -> Tensor:
-    return mask.bool().sum(-1).clamp(min=1)  # |o|, at least 1
+    return mask.bool().sum(-1).clamp(min=1)  # |o'|, at least 1

@@ -241,7 +241,9 @@ def default_name(cfg: Config, base: Config, size: str, method: str) -> str:
     if cfg.method != Config.method:
         method = cfg.method.replace("_", "-")
     # If the model has the name of the environment, the name stands once.
-    parts = [*dict.fromkeys([cfg.env, model]), cfg.algo, *[method] * cfg.paw]
+    parts = [*dict.fromkeys([cfg.env, model]), cfg.algo]
+    if cfg.paw:
+        parts.append(method)
     elsewhere = {"model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE}
     if not cfg.paw:
         elsewhere |= OF_PAW

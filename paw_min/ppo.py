@@ -7,7 +7,8 @@ of the whole episode minus the row's penalty. The advantage is by how much the s
                   a linear head of one output
     A_k           advantages.gae over the tokens of each response, whitened over the update
     G_k           A_k + V_k before whitening: what the critic learns
-    value loss    max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean
+    value loss    max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean; verl-agent has half
+                  of it, which AdamW undoes, but not the clip of the gradient
 
 As in verl-agent, GAE treats each row as its own trajectory: its last token is rewarded with s_i,
 and nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,

@@ -73,10 +73,10 @@ def prepare(
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
 
-    # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
-    # whole groups. So they come before the rows are cut into mini-batches.
     # Only rows with an observation compete in Eq. 4.
     candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])  # (N,)
+    # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
+    # whole groups. So they come before the rows are cut into mini-batches.
     if cfg.paw:
         selected = select_transitions(candidates, entropy, cfg.alpha)  # line 4, Eq. 4
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
@@ -120,7 +120,7 @@ def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLo
         per_row = cmae.mae(logp, mask)  # section 3.2
     elif cfg.wm_loss == "cmae":
         per_row = cmae.clipped_mae(logp, mask, cfg.rho)  # Eq. 8
-        # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
+        # Eq. 7 drops tokens that the policy knows. The divisor of Eq. 8, |o'|, still has them.
         counted = mask & cmae.hard_tokens(logp, cfg.rho).bool()
     else:
         raise ValueError(f"wm_loss={cfg.wm_loss!r} has no branch in observation_loss")
@@ -215,7 +215,8 @@ def loss_terms(
 def checked(observations: ObservationLoss, batch: Batch) -> ObservationLoss:
     """What a world-model loss returned; UserError where a fork's has another type or shape.
 
-    A value per token would be summed in place of a mean per row, without an error.
+    A value per token would be summed in place of a mean per row, without an error. A float mask,
+    as cmae.hard_tokens gives, cannot be inverted.
     """
     if not isinstance(observations, ObservationLoss):
         raise UserError(f"the world-model loss returns a {type(observations).__name__} in place of "
@@ -225,6 +226,11 @@ def checked(observations: ObservationLoss, batch: Batch) -> ObservationLoss:
         raise UserError(f"the world-model loss returns the shape {shape} in place of "
                         f"({len(batch.index)},): one value per row, such as the mean over its "
                         "observation's tokens.")
+    counted = observations.counted
+    if counted.dtype != torch.bool or counted.shape != batch.obs_mask.shape:
+        raise UserError(f"the world-model loss returns counted as {counted.dtype} of the shape "
+                        f"{tuple(counted.shape)} in place of torch.bool, "
+                        f"{tuple(batch.obs_mask.shape)}: one per column of the batch.")
     return observations
 
 

@@ -176,10 +176,13 @@ def make_tokenizer(tokens: Tokens) -> Tokenizer:
             made.pre_tokenizer = Split(" ", "merged_with_previous")
         made.decoder = decoders.Sequence(fuse)
         alphabet = list("▁abcdefghijklmnopqrstuvwxyz")
+    behind = special if tokens.steps in ("llama3", "qwen") else []  # the vocabulary, as published
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=400, special_tokens=[] if behind else special, initial_alphabet=alphabet,
+        show_progress=False,
     )
     made.train_from_iterator(TEXTS * 9, trainer)
+    made.add_special_tokens(behind)
     made.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens.plain])
     return made
 

@@ -179,8 +179,9 @@ def check_by_use(model, tokenizer) -> None:
     """
     own = [own_logps(model, row) for row in PROBES]  # first: Policy replaces the head
     policy = Policy(model, tokenizer)
-    alone = [policy(collate([row], [True], policy.pad_id)).logp[0] for row in PROBES]
-    together = policy(collate(PROBES, [True] * len(PROBES), policy.pad_id)).logp  # (B, S)
+    # Padded by 0: a small model has no embedding for the tokenizer's pad token.
+    alone = [policy(collate([row], [True], pad_id=0)).logp[0] for row in PROBES]
+    together = policy(collate(PROBES, [True] * len(PROBES), pad_id=0)).logp  # (B, S)
     for ours, difference in (
         (alone, "changes its logits after the head, or what enters it (a head with a bias, a "
                 "scale, a cap)"),
@@ -219,11 +220,9 @@ def load_policy(
         for name, value in vars(config).items():
             if isinstance(value, float) and "drop" in name:  # attention_dropout, resid_pdrop, ...
                 setattr(config, name, 0.0)
-        # attn_implementation=None lets transformers choose, whatever config.json names: torch's
-        # attention, or else the model's own.
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.float32, attn_implementation=None,
-            output_loading_info=True, trust_remote_code=False,
+            folder, config=config, dtype=torch.float32, output_loading_info=True,
+            trust_remote_code=False,
         )
         # transformers would draw missing weights at random.
         if info["missing_keys"]:

@@ -55,6 +55,8 @@ def load_config(folder: str):
         if text is not config and getattr(family, "config_class", None) is not type(text):
             raise UserError(f"{folder} does not only read text (config.json has a part for its "
                             "text model), which is not supported: use a model for text.")
+        # Torch's attention, or else the model's own, whatever config.json names.
+        text._attn_implementation = None
         return text
 
 
