@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from examples import inverse_dynamics, multi_step, predictable, probable, tapo
-from paw_min import cli, losses, train
+from paw_min import cli, cmae, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.benchmarks import NAMES
@@ -234,9 +234,13 @@ def test_a_rank_that_repeats_a_row_of_another_adds_no_loss(loss):
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():
-    """A value per token in place of one per row."""
+    """A value per token in place of one per row; a mask of numbers, as Eq. 7's is."""
     def per_token(cfg, scores, batch):
         return ObservationLoss(-scores.logp * batch.obs_mask, batch.obs_mask)
+
+    def numbers(cfg, scores, batch):
+        per_row = cmae.mae(scores.logp, batch.obs_mask)
+        return ObservationLoss(per_row, cmae.hard_tokens(scores.logp, cfg.rho))
 
     cfg = Config(**BASE)
     s = session()
@@ -246,6 +250,8 @@ def test_a_loss_of_a_wrong_shape_is_one_sentence():
         train.paw(cfg, s, rows, 1, per_token)
     with pytest.raises(UserError, match="returns a Tensor in place of an ObservationLoss"):
         train.paw(cfg, s, rows, 1, lambda cfg, scores, batch: -scores.logp.mean(-1))
+    with pytest.raises(UserError, match=r"returns counted as torch.float32 of the shape \(\d+, "):
+        train.paw(cfg, s, rows, 1, numbers)
 
 
 # ---- TAPO ----

@@ -154,6 +154,13 @@ def test_weights_with_another_tokenizer_cannot_score(trained, tmp_path):
         inspect.main([str(trained), "--against", str(other)])
 
 
+def test_a_run_without_stored_transitions_has_no_page(trained, tmp_path):
+    other = shutil.copytree(trained, tmp_path / "other")
+    shutil.rmtree(other / "samples")
+    with pytest.raises(UserError, match="has stored no transitions in samples/"):
+        inspect.main([str(other)])
+
+
 # ---- the page in a browser ----
 
 FLAGS = [  # no sandbox: tests may run as root, and open only our own file

@@ -31,6 +31,7 @@ from tests.helpers import (
     numbers,
     with_adapters,
 )
+from tests.model_kinds import make_kind
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
@@ -110,6 +111,13 @@ def test_small_adapters_arrive_in_bf16():
         assert torch.equal(again[name], weight)
         if "proj.weight" not in name:
             assert torch.equal(weight, exact[name])  # vLLM rounds it as the passes do
+            continue
+        assert weight.dtype == torch.bfloat16
+        # One of the two neighbors, and a bf16 number is its own.
+        apart = (weight.float() - exact[name]).abs()
+        assert (apart < exact[name].abs() / 128 + 1e-30).all()
+        whole = exact[name].bfloat16()
+        assert torch.equal(lora.round_bf16(whole.float(), name), whole)
 
 
 @torch.no_grad()
@@ -132,6 +140,21 @@ def test_small_adapters_arrive_in_bf16_passes():
     assert parts["peft"] / length < 0.5
 
 
+def test_gradients_in_bf16_passes():
+    policy = with_adapters(make_policy(), "bf16")
+    draw = torch.Generator().manual_seed(2)
+    for layer in lora.adapted_layers(policy.model):
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        x = torch.randn(4, 8, a.shape[1], generator=draw, requires_grad=True)
+        weight = layer.base_layer.weight.float()
+        g = torch.randn(4, 8, len(b), generator=draw)
+        exact = torch.autograd.grad((x @ (weight + 2 * b @ a).T * g).sum(), (x, a, b))
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = torch.autograd.grad((layer(x) * g).sum(), (x, a, b))
+        for d, exact_d in zip(ours, exact, strict=True):
+            assert (d - exact_d).norm() < 0.02 * exact_d.norm()
+
+
 def test_the_mean_of_many_roundings_is_the_number():
     numbers = torch.tensor([0.1, -0.1, 1.001, -3e-5])
     drawn = lora.round_bf16(numbers.expand(40_000, 4).contiguous(), "name").float()
@@ -139,6 +162,28 @@ def test_the_mean_of_many_roundings_is_the_number():
     assert all(len(column.unique()) == 2 for column in drawn.T)
     other = lora.round_bf16(numbers.expand(40_000, 4).contiguous(), "other name").float()
     assert not torch.equal(drawn, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_neox", "opt", "phi3"])
+def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
+    """For vLLM (full_weights), and in a checkpoint that is loaded by peft as a start model."""
+    policy = make_kind(kind)
+    policy.save(tmp_path / "start")
+    policy.model.name_or_path = str(tmp_path / "start")
+    batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
+    start = policy(batch)[0]
+    with_adapters(policy, "fp32")
+    assert {type(layer).__name__ for layer in lora.adapted_layers(policy)} == {"Linear"}
+    ours = policy(batch)[0]
+    assert (ours - start).abs().max() > 0.05
+    policy.save(tmp_path / "adapter")
+    plain = load_policy(str(tmp_path / "adapter"))
+    torch.testing.assert_close(plain(batch)[0], ours, atol=1e-4, rtol=0)
+    for p in plain.parameters():
+        torch.nn.init.zeros_(p)
+    plain.model.load_state_dict(dict(lora.full_weights(policy.model)))
+    torch.testing.assert_close(plain(batch)[0], ours, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("change, reason", [
@@ -226,10 +271,16 @@ def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path):
     assert not list(a.glob("model*.safetensors")) and len(load_file(a / file)) == 2 * 2 * 7
     state = torch.load(a / "trainer.pt", weights_only=True)
     assert state["weights"] and all(name.startswith("critic.") for name in state["weights"])
-    assert len(state["optimizer"]["state"]) == 2 * 2 * 7 + len(state["weights"])
+    groups = state["optimizer"]["param_groups"]
+    trained = {name for group in groups for name in group["params"]}
+    assert all("lora_" in name or name.startswith("critic.") for name in trained)
+    assert len(trained) == 2 * 2 * 7 + len(state["weights"])
+    assert trained == set(state["optimizer"]["state"])
     with session.open_session(cfg, eval_only=True) as s:  # evaluates the adapter, too
-        learned = [p.any() for name, p in s.policy.named_parameters() if "lora_B" in name]
-        assert len(learned) == 2 * 7 and all(learned)
+        for name, weight in load_policy(model).model.state_dict().items():
+            kept = s.policy.model.state_dict()
+            assert torch.equal(kept.get(name.replace("proj.", "proj.base_layer."), weight), weight)
+        assert all(p.any() for name, p in s.policy.named_parameters() if "lora_B" in name)
 
 
 @pytest.fixture(scope="module")

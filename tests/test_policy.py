@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from paw_min import losses
+from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
+from paw_min.model.head import token_scores
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
@@ -123,6 +125,26 @@ def test_temperature_acts_on_responses_and_not_on_observations():
     a = plain(batch)[0]
     b = hot(batch)[0]
     assert torch.equal(a[batch.obs_mask], b[batch.obs_mask])
+
+
+def test_the_temperature_is_not_rounded_where_hidden_states_are_bf16(monkeypatch):
+    """FSDP's mixed precision returns them so; in bf16, 0.7 would be 0.69921875."""
+    policy = make_policy(temperature=0.7)
+    policy.precision = "bf16"
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    in_bf16 = policy_module.last_hidden(policy.model.get_decoder(), batch, "bf16").bfloat16()
+    monkeypatch.setattr(policy_module, "last_hidden", lambda *_: in_bf16)
+    given = []
+
+    def scores(hidden, *rest):
+        given.append(hidden)
+        return token_scores(hidden, *rest)
+
+    monkeypatch.setattr(policy_module, "token_scores", scores)
+    policy(batch)
+    of_responses = in_bf16[batch.at - 1][: batch.n_response]
+    expected = (of_responses.float() / 0.7).bfloat16()
+    assert torch.equal(given[0][: batch.n_response], expected)
 
 
 def test_sampling_follows_the_policys_probabilities():

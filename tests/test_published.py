@@ -279,3 +279,11 @@ def test_mistrals_published_with_the_word_pattern_of_another_family(family, tmp_
     made.pre_tokenizer = WORDS_OF_BYTES["tekken"]  # transformers: if there are 100,000 words
     made.save(f"{folder}/tokenizer.json")
     assert load_policy(folder).encode("goOn 12") == made.encode("goOn 12").ids
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_the_attention_that_config_json_names_is_not_needed(key, tmp_path):
+    folder = write_published(PUBLISHED["Qwen2.5"], tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "flash_attention_2"}))
+    assert load_policy(folder).model.config._attn_implementation == "sdpa"

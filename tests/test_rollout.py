@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
@@ -190,6 +191,26 @@ def test_seeds_name_update_episode_and_turn():
     _, sampler, _, _ = play(["2", "2"])
     assert seeds(sampler) == {request_seed(1, 2, i, turn) for i in (0, 1) for turn in (0, 1)}
     assert request_seed(0, 1, 2, 3) == 3252311618909706447  # the same on every machine
+
+
+def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
+    policy = make_policy()
+    cfg = Config(prompt="compact", max_turns=5)
+    def play(rank, n_ranks):
+        monkeypatch.setattr(distributed, "rank", lambda: rank)
+        monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
+        monkeypatch.setattr(distributed, "all_gather", lambda items: items)
+        sampler = Script(policy)
+        with EnvPool(Countdown, 2) as pool:
+            episodes = rollout(cfg, policy, sampler, pool, ["1"] * 3, (0,), 2).episodes
+            return episodes, seeds(sampler)
+
+    (alone, drawn) = play(0, 1)
+    parts = [play(rank, 2) for rank in range(2)]
+    assert [[e.trajectory for e in episodes] for episodes, _ in parts] == [[0, 1], [2, 3, 4, 5]]
+    assert [e.group for episodes, _ in parts for e in episodes] == [e.group for e in alone]
+    assert parts[0][1] | parts[1][1] == drawn and not parts[0][1] & parts[1][1]
+    assert [len(play(rank, 4)[0]) for rank in range(4)] == [0, 2, 2, 2]  # one has nothing to do
 
 
 def test_limits(monkeypatch):

@@ -6,9 +6,10 @@ The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFW
 import math
 import os
 import random
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from itertools import groupby
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context, Turn
+from paw_min.envs.interface import Context, Tasks, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler, Response
 from paw_min.rows import Episode, Transition
@@ -275,9 +276,50 @@ def test_settings_are_the_papers(tmp_path, monkeypatch):
     assert asked("24gb").settings.sft_lr == pytest.approx(2e-5)  # LoRA has ten times the rate
 
 
+# ---- stages ----
+
+
+def job_of(cfg: Config) -> settings.RwmlJob:
+    return settings.RwmlJob(cfg, settings.RwmlSettings(tasks=1), Path("out"), None, [])
+
+
+def test_the_filter_has_its_own_threshold(monkeypatch):
+    """Table A2: 30 % are easy at the filter's tau_d of 0.13. At training's, 0.2, half would be."""
+    nearest = [0.10, 0.11, 0.12, 0.13, 0.19, 0.2, 0.3, 0.3, 0.3, 0.3]
+    policy = make_policy()
+    monkeypatch.setattr(stages, "loaded_for_answers", lambda *_: nullcontext((policy, None)))
+    monkeypatch.setattr(stages, "supervise", lambda *_: {})
+    monkeypatch.setattr(rwml, "tries", lambda *_: nearest)
+    monkeypatch.setattr(rwml, "KEEP", 0.0)
+    found = stages.make_filter(job_of(Config()), [], [TRIPLET] * 10)
+    assert found == {"threshold": 0.13, "easy": 0.3, "kept": [3, 4, 5, 6, 7, 8, 9]}
+
+
+def test_only_well_formed_responses_are_rehearsed(monkeypatch):
+    episode = episode_of(*((f"o{t}", "look", f"o{t + 1}", t != 1) for t in range(12)))
+    for t, step in enumerate(episode.transitions):
+        step.response_ids = [t]
+    played = SimpleNamespace(episodes=[episode])
+    rehearsed = []
+    loaded = nullcontext((make_policy(), HFSampler()))
+    tasks = Tasks(["g"], ["g"], lambda n: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(stages, "find_tasks", lambda cfg: tasks)
+    monkeypatch.setattr(stages, "loaded_for_answers", lambda *_: loaded)
+    monkeypatch.setattr(stages, "rollout", lambda *_: played)
+    monkeypatch.setattr(stages, "evaluate", lambda *_: played)
+    monkeypatch.setattr(stages, "fitting", lambda cfg, policy, triplets, *_: triplets)
+    monkeypatch.setattr(stages, "write_triplets", lambda *_: None)
+    monkeypatch.setattr(stages, "make_start", lambda job, labels, acts: rehearsed.extend(acts))
+    stages.make_triplets(job_of(Config(prompt="compact", groups=1)))
+    assert [row.response_ids for row in rehearsed] == [[t] for t in range(12) if t != 1]
+
+
 @pytest.mark.parametrize("flags, sentence", [
     (["search", "--method", "early-experience"], "search has none"),
     (["webshop", "--method", "early-experience", "--data", "d"], "omit --data"),
+    (["webshop", "--method", "early-experience", "--n-products", "5"], "omit .*--n-products"),
+    (["alfworld", "--sampler", "vllm", "--answer-tokens", "10", "--max-response-tokens", "20"],
+     "--answer-tokens 10 with --sampler vllm would cut responses of 20 tokens"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
 ])
 def test_impossible_flags(tmp_path, flags, sentence):

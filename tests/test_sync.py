@@ -18,9 +18,11 @@ from paw_min.config import Config
 from paw_min.model import scoring
 from paw_min.model.lora import full_weights
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.scoring import score_responses
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running import session
 from tests.helpers import (
+    EPISODES,
     FAMILIES,
     make_policy,
     numbers,
@@ -165,6 +167,24 @@ def test_a_wrong_sampler_is_found(fault):
     with one_sentence("update 1: the sampler's .*: this model generates") as error:
         check(policy, sampler)
     assert "vLLM" not in str(error.value)
+
+
+def test_a_first_turn_of_each_group_is_compared(monkeypatch):
+    """These prompts begin alike in every update, as a prefix cache of old weights needs it."""
+    rows = flatten(EPISODES)
+    calls = []
+
+    def score(policy, tokens, micro_tokens):
+        calls.append(tokens)
+        return score_responses(policy, tokens, micro_tokens)
+
+    monkeypatch.setattr(scoring, "score_responses", score)
+    with pytest.raises(UserError):
+        scoring.check_sync(Config(), make("qwen2"), rows, "")
+    (tokens,) = calls
+    chosen = [next(i for i, row in enumerate(rows.tokens) if row is token) for token in tokens]
+    assert [rows.group[i] for i in chosen] == sorted(set(rows.group))
+    assert all(rows.trajectory[i] != rows.trajectory[i - 1] for i in chosen)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])

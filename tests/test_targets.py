@@ -9,7 +9,7 @@ from examples.multi_step import first_occurrences, with_later_observations
 from paw_min import targets
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model.batches import collate
+from paw_min.model.batches import collate, micro_batches
 from paw_min.model.chat import turn_text
 from paw_min.rows import TokenRow, flatten
 from paw_min.update import prepare
@@ -50,6 +50,12 @@ def test_separator_is_context_and_no_target():
 
 
 # ---- placebo ----
+
+
+def test_separators_count_in_the_budget():
+    rows = [replace(PLAIN, separator_ids=[12] * 90), PLAIN]
+    batches = micro_batches(make_policy(), rows, [0, 1], [True, True], budget=100)
+    assert [len(batch.index) for batch in batches] == [1, 1]
 
 
 @pytest.mark.parametrize("seed", range(3))

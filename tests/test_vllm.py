@@ -152,6 +152,18 @@ def test_bf16_engine_takes_fp32_weights(engines):
         assert gap(policy, requests(8), answers) < 1e-5
 
 
+@pytest.mark.parametrize("precision, most", [("fp32", ROUNDING), ("bf16", 0.1)])
+def test_adapters_arrive_merged(engines, precision, most):
+    """The trainer has W and A, B apart, the engine their sum; its names have no adapters."""
+    policy = with_adapters(small_policy(), precision)
+    _, sampler = engines[precision]
+    asked = requests(8)
+    learn(policy, 5)
+    answers = answer(policy, sampler, asked)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        assert gap(policy, asked, answers) < most
+
+
 def test_samples_follow_the_whole_distribution(fp32):
     policy, sampler = fp32
     prompt = requests(1)[0].prompt_ids

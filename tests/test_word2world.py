@@ -106,8 +106,17 @@ def test_actions_are_read_back_as_written(actions):
     assert to_step(to_text(Step("x", "nap.", "pick", actions)), FIRST).admissible == actions
 
 
-def test_hidden_state_is_what_the_places_hold(games_root):
+def test_hidden_state_is_what_the_places_hold(games_root, tmp_path):
     game = list_games(games_root, "train")[0]
+    text = Path(game).read_text()
+    fridge, lamp = (re.search(rf"\({kind}_[^ )]+|{kind}_bar[^ )]+", text)[0].strip("(")
+                    for kind in ("Fridge", "DeskLamp"))
+    changed = tmp_path / "game.tw-pddl"
+    facts = f"(:init\\n(opened {fridge})\\n(isToggled {lamp})"
+    changed.write_text(text.replace("(:init", facts))
+    lines = trajectories.hidden_state(str(changed)).splitlines()
+    assert any(line.startswith("The fridge 1 (open): ") for line in lines)
+    assert "The desklamp 1 is on." in lines
     env = AlfworldEnv()
     first = env.reset(game)
     hidden, seen = trajectories.initial_context("alfworld", game, first).split(trajectories.SEEN)
@@ -458,6 +467,7 @@ MEASURE = "consistency alfworld --world-model"
     ("train alfworld --trajectories won --width 100", "--width 100 is not a multiple of 32 up to"),
     ("train alfworld --trajectories won --limit 2", "1 episodes, --limit asks"),
     ("train alfworld --trajectories won --world-model shop", "train asks none; omit it"),
+    ("train alfworld --trajectories won --model x", "name what it starts from with --start"),
     ("imitate alfworld --trajectories won --wins 2", "1 won episodes, --wins"),
 ])
 def test_errors_are_one_sentence(tmp_path, games_root, monkeypatch, words, message):
