@@ -4,7 +4,6 @@ With the environment variable CI=true, as CI sets it, a skipped test fails the s
 """
 
 import gc
-import json
 import os
 import shutil
 import tarfile
@@ -16,7 +15,7 @@ import torch
 from paw_min import train, update
 from paw_min.config import Config
 from paw_min.running import plot
-from paw_min.toy import GAMES, default_data
+from paw_min.toy import GAMES
 from tests.helpers import SMALL, make_policy
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
@@ -51,20 +50,6 @@ def games_root(tmp_path_factory):
             if int(trial.removeprefix("trial_T")) < SIZES[split]:
                 archive.extract(file, root, filter="data")
     return root
-
-
-@pytest.fixture(scope="session")
-def shop(tmp_path_factory) -> str:
-    """The folder of a small WebShop: the first 30 products of the stored one."""
-    stored, folder = Path(default_data("webshop")), tmp_path_factory.mktemp("shop")
-    products = json.loads((stored / "items_shuffle.json").read_text())[:30]
-    (folder / "items_shuffle.json").write_text(json.dumps(products))
-    asins = {product["asin"] for product in products}
-    for name in ("items_ins_v2.json", "items_human_ins.json"):
-        goals = json.loads((stored / name).read_text())
-        goals = {asin: goals[asin] for asin in goals if asin in asins}
-        (folder / name).write_text(json.dumps(goals))
-    return str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Step, Tasks, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.model.sampler import Request
 from research.paper import prompting, table
 from research.paper.prompting import DEMONSTRATIONS, LESSONS, React, Server
 from tests import http_server
@@ -134,28 +132,6 @@ def test_reflexion_learns_from_its_reflections_and_replays_only_lost_tasks(serve
 # ---- the command and its server ----
 
 
-def test_a_rerun_asks_nothing_twice_and_is_a_row_of_a_table(games_root, tmp_path, server, capsys):
-    argv = ["alfworld", "--data", str(games_root), "--out", str(tmp_path), "--eval-tasks", "2",
-            "--max-turns", "3", "--preset", "tiny", "--model", "m", "--agent", "react",
-            "--endpoint", server.url]
-    prompting.main(argv)
-    folder = tmp_path / "alfworld-react-m-seed0"
-    metrics = json.loads((folder / "metrics.jsonl").read_text())
-    assert metrics["calls"] == 6 == len(server.bodies) and metrics["prompt_tokens"] == 600
-    expected = {"model": "m", "temperature": 0.4, "max_tokens": server.bodies[0]["max_tokens"]}
-    assert expected.items() <= server.bodies[0].items()
-    assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
-    file = folder / "responses.jsonl"
-    kept = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(kept[:-1]) + kept[-1][:9])  # as after a kill
-    prompting.main(argv)
-    assert len(server.bodies) == 7 and json.loads((folder / "metrics.jsonl").read_text()) == metrics
-    prompting.main([*argv, "--name=own"])
-    assert (tmp_path / "own" / "metrics.jsonl").exists()
-    table.main([folder], None)
-    assert "| alfworld-react-m | " in capsys.readouterr().out
-
-
 def status(code, content="{}"):
     return lambda handler, body: handler.reply(code, content)
 
@@ -165,13 +141,28 @@ def drop(handler, body):
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_temporary_failures_are_retried_with_the_same_request(server, tmp_path):
-    server.faults.extend([status(500), drop, status(429)])
-    model = Server(server.url, "m", tmp_path / "responses.jsonl")
-    queue = deque([Request(0, model.encode_chat("a"), 7 << 40)])
-    ((response,),) = model.generate(queue, 0.4, 7)
-    assert model.decode(response.ids) == LOOK and len(response.logps) == len(LOOK)
-    assert server.bodies == [server.bodies[0]] * 4
+def test_a_rerun_asks_nothing_twice_and_is_a_row_of_a_table(games_root, tmp_path, server, capsys):
+    argv = ["alfworld", "--data", str(games_root), "--out", str(tmp_path), "--eval-tasks", "2",
+            "--max-turns", "3", "--preset", "tiny", "--model", "m", "--agent", "react",
+            "--endpoint", server.url]
+    server.faults.extend([status(500), drop, status(429)])  # are asked again
+    prompting.main(argv)
+    folder = tmp_path / "alfworld-react-m-seed0"
+    metrics = json.loads((folder / "metrics.jsonl").read_text())
+    assert metrics["calls"] == 6 == len(server.bodies) - 3 and metrics["prompt_tokens"] == 600
+    expected = {"model": "m", "temperature": 0.4, "max_tokens": server.bodies[0]["max_tokens"]}
+    assert expected.items() <= server.bodies[0].items()
+    assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
+    file = folder / "responses.jsonl"
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(kept[:-1]) + kept[-1][:9])  # as after a kill
+    prompting.main(argv)
+    assert len(server.bodies) == 10
+    assert json.loads((folder / "metrics.jsonl").read_text()) == metrics
+    prompting.main([*argv, "--name=own"])
+    assert (tmp_path / "own" / "metrics.jsonl").exists()
+    table.main([folder], None)
+    assert "| alfworld-react-m | " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fault, part", [

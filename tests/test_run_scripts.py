@@ -44,13 +44,13 @@ def test_the_papers_preset_on_official_files(model, tmp_path, capsys):
     assert "held-out score: 0.0 before" in capsys.readouterr().out
 
 
-def test_rows_of_a_purchase(shop):
+def test_rows_of_a_purchase():
     """Reward 10 only for a score of 1. The last page is not a target."""
     policy = load_policy(default_model("webshop"))  # its tokenizer has the shop's words
     settings = dict(env="webshop", eval_split="test", max_turns=8, max_prompt_tokens=1000)
     cfg = Config(**SMALL | settings)
-    tasks = BENCHMARK.load(cfg, shop)
-    loaded = Shop.load(shop)
+    tasks = BENCHMARK.load(cfg, default_data("webshop"))
+    loaded = Shop.load(default_data("webshop"))
     task = next(t for t in tasks.train if len(loaded.goals[int(t)]["goal_options"]) == 2)
     goal = loaded.goals[int(task)]
     good = [f"search[{goal['name']}]", f"click[{goal['asin']}]"]

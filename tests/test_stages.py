@@ -38,7 +38,7 @@ def cut_in(monkeypatch, owner, name: str, call: int, again) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_word2world(shop, model, tmp_path, monkeypatch):
+def test_the_commands_of_word2world(model, tmp_path, monkeypatch):
     """Each in turn, on what the ones before it have written; train is cut, and repeated."""
     monkeypatch.setattr(commands, "SLOTS", 2)
     file = tmp_path / "collect" / "trajectories.json"
@@ -55,7 +55,7 @@ def test_the_commands_of_word2world(shop, model, tmp_path, monkeypatch):
     }
 
     def run(command: str, out: str) -> dict:
-        small = ["--data", shop, "--preset", "tiny", "--groups", 2, "--eval-tasks", 3]
+        small = ["--preset", "tiny", "--groups", 2, "--eval-tasks", 3]
         small += [] if command == "collect" else ["--max-turns", 6]
         line = [command, "webshop", *words[command], *small, "--out", tmp_path / out]
         return word2world.main([str(word) for word in line])

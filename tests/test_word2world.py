@@ -23,6 +23,7 @@ from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
+from paw_min.toy import default_data
 from paw_min.toy.standins import make_model
 from tests.helpers import INJECTION, ROOT, SMALL, chatml_tokenizer, control_tokens, one_sentence
 from world_models import word2world
@@ -364,9 +365,9 @@ def test_broken_world_models(games):
     (success, 2, [BUY], 1, 0),  # always expects success
 ])
 def test_the_verifier_vetoes_until_its_budget_is_spent(
-    shop, predict, budget, purchases, checks, vetoes
+    predict, budget, purchases, checks, vetoes
 ):
-    make_env = partial(make_agent, shop, False, None)
+    make_env = partial(make_agent, default_data("webshop"), False, None)
     pool = VerifiedPool("webshop", EnvPool(make_env, 1), predict, budget)
     pool.reset(0, "0")
     pool.recv()
