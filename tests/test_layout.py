@@ -23,11 +23,15 @@ def imported_by(path: Path) -> set[str]:
 
 
 def test_the_package_imports_neither_examples_nor_tests_and_equations_nothing_of_ours():
+    """Nor does base/ import another part."""
     for path in PACKAGE.rglob("*.py"):
-        roots = {name.split(".")[0] for name in imported_by(path)}
+        names = imported_by(path)
+        roots = {name.split(".")[0] for name in names}
         assert not roots & {"examples", "tests", "research", "world_models"}, path
         if path.stem in ("advantages", "select", "cmae", "balance", "losses"):
             assert "paw_min" not in roots, path
+        if path.parent.name == "base":
+            assert all(name.startswith("paw_min.base") for name in names if "paw_min" in name), path
 
 
 def test_examples_import_nothing_of_research():

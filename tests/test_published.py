@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
@@ -287,3 +288,27 @@ def test_the_attention_that_config_json_names_is_not_needed(key, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: "flash_attention_2"}))
     assert load_policy(folder).model.config._attn_implementation == "sdpa"
+
+
+# ---- the folder of an exported policy. LoRA: test_lora.py ----
+
+
+def test_an_exported_folder(finished, tmp_path, capsys):
+    out = tmp_path / "plain"
+    export.main([str(finished), "--out", str(out)])
+    said = capsys.readouterr().out
+    assert f"plain: the policy of {finished}/checkpoint-000001, for transformers 5." in said
+    modes = {path.name: path.stat().st_mode for path in out.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # others may read the weights, too
+    ours = load_file(out / "model.safetensors")
+    for name, weight in load_file(finished / "checkpoint-000001/model.safetensors").items():
+        assert torch.equal(ours[name], weight.bfloat16()) and weight.dtype == torch.float32
+
+
+def test_a_folder_with_files_stays_as_it_is(finished, tmp_path):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    with one_sentence("is not empty: give a new folder"):
+        export.main([str(finished), "--out", str(finished)])
+    assert before == {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    with one_sentence("has no checkpoint: give the folder of a run, runs/NAME"):
+        export.main([str(tmp_path / "nothing"), "--out", "nowhere"])
