@@ -3,20 +3,19 @@
 import inspect
 import re
 from dataclasses import asdict, replace
-from typing import get_args
 
 import pytest
 
 from paw_min import advantages, losses, ppo, update
 from paw_min.base.errors import UserError, command_line
 from paw_min.base.flags import flag
-from paw_min.config import FLAGS, FREE_TO_CHANGE, OF_ONE, Config, parse_args
+from paw_min.config import FLAGS, Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.envs.interface import Tasks
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.config_json import differences, public
 from paw_min.running.session import WEIGHT_DECAY, count_tasks, find_tasks, open_session
-from tests.helpers import argv
+from tests.helpers import one_sentence
 
 
 def parse(*words: str, env: str = "alfworld") -> Config:
@@ -165,6 +164,11 @@ def test_numbers_must_be_within_their_bounds():
                 parse(f"{flag(name)}={value}", env="search" if name == "retriever" else "webshop")
 
 
+def test_search_needs_no_workers():
+    with one_sentence("^--workers 3: search needs none.*; omit it.$"):
+        parse("--workers", "3", env="search")
+
+
 def test_echo_is_a_preset_on_top_of_a_size():
     echo = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05)
     for size in ("tiny", "paper"):
@@ -185,51 +189,22 @@ def test_out_is_below_a_home_folder(monkeypatch, tmp_path):
 
 # ---- names ----
 
-CHANGED = {bool: lambda x: not x, int: lambda x: x + 3, float: lambda x: 0.9 * x}
-OTHER = {  # a value of each text that is not the one of the tiny preset
-    "eval_split": "valid_unseen", "model": "a/other", "data": "d", "retriever": "r",
-    "out": "elsewhere",
-}
 
-
-@pytest.mark.parametrize("env", NAMES)
-def test_names_contain_each_setting_that_was_changed(env):
-    """One flag at a time: what changes the numbers changes the name, the free settings do not."""
-    plain = parse(env=env)
-    names = {"": plain.name}
-    for name in FLAGS:
-        # The first is the name itself, the next two need another flag.
-        if name in ("name", "shard", "sampler") or OF_ONE.get(name, env) != env:
-            continue
-        value = getattr(plain, name)
-        kind = Config.__annotations__[name]
-        if kind in CHANGED:
-            other = CHANGED[kind](value)
-        else:
-            other = OTHER.get(name) or next(x for x in get_args(kind) if x != value)
-        if (env, name) == ("search", "workers"):
-            with pytest.raises(UserError, match="^--workers 3: search needs none.*; omit it.$"):
-                parse("--workers", "3", env=env)
-            continue
-        cfg = parse(*argv({name: other}), env=env)
-        assert getattr(cfg, name) == other
-        if name in (*FREE_TO_CHANGE, "data", "retriever"):
-            assert cfg.name == plain.name, name
-        else:
-            assert cfg.name not in names.values(), name
-            names[name] = cfg.name
-        if value != "":  # which is refused
-            # A flag that repeats the preset is not a change.
-            assert parse(*argv({name: value}), env=env) == plain
-    assert parse("--no-paw", "--rho", "0.3", env=env).name == names["paw"]
-    assert names["paw"] == f"{env}-tiny-grpo-seed0"
-    assert names["group_size"] == f"{env}-tiny-grpo-paw-group-size=11-seed0"
-
-
-def test_names_of_checkpoints_have_their_run():
-    name = parse("--model", "runs/A/checkpoint-000150/").name
-    assert name == "alfworld-A-checkpoint-000150-grpo-paw-seed0"
-    assert parse("--model", "data/alfworld").name == "alfworld-grpo-paw-seed0"  # named once
+@pytest.mark.parametrize("words, name", [
+    ("", "alfworld-tiny-grpo-paw-seed0"),
+    ("--preset tiny --alpha 0.75 --seed 3", "alfworld-tiny-grpo-paw-seed3"),  # 0.75 is the preset's
+    ("--preset paper --data d", "alfworld-Qwen2.5-1.5B-Instruct-grpo-paw-seed0"),
+    ("--preset 24gb --data d", "alfworld-Qwen2.5-1.5B-Instruct-24gb-grpo-paw-seed0"),
+    ("--algo gigpo --group-size 11 --rho 0.3",
+     "alfworld-tiny-gigpo-paw-group-size=11-rho=0.3-seed0"),
+    ("--no-paw --rho 0.3 --kl-coef 0.1", "alfworld-tiny-grpo-kl-coef=0.1-seed0"),
+    # What a run may change when it resumes, and where its data are.
+    ("--updates 9 --eval-every 1 --micro-tokens 99 --data d", "alfworld-tiny-grpo-paw-seed0"),
+    ("--model runs/A/checkpoint-000150/", "alfworld-A-checkpoint-000150-grpo-paw-seed0"),
+    ("--model data/alfworld", "alfworld-grpo-paw-seed0"),  # named once
+])
+def test_a_name_has_what_differs_from_the_preset(words, name):
+    assert parse(*words.split()).name == name
 
 
 def test_weight_decay_and_beta2_reach_the_optimizer(config, monkeypatch):
