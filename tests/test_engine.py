@@ -182,6 +182,17 @@ def test_a_game_is_refused_and_has_no_effect(
     assert env.reset().feedback == intro
 
 
+def test_expressions_have_no_builtins(env, game):
+    def commands(expression):
+        rule = "go to [{r.name |"
+        env.load(edited(game, "grammar", rule, f"go to {{{expression}}} [{{r.name |"))
+        return env.reset().admissible_commands
+
+    assert "go to yes fridge 1" in commands("'yes' if r.name != '' and not r.desc else 'no'")
+    with pytest.raises(NameError, match="'print' is not defined"):
+        commands("print")
+
+
 @pytest.mark.parametrize("rhs", ["#intro##intro#", "#long#" * 2000])
 def test_a_text_without_an_end_stops(env, game, rhs):
     long = '"long": [{"rhs": "' + 1000 * "a" + '"}], '
