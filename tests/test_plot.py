@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from examples import one_file
 from paw_min.running import plot
 from research.paper import figures as paper
 
@@ -82,3 +83,12 @@ def test_a_band_of_success_ends_at_0_and_1(figures):
     assert (ends.min(), ends.max()) == (0, 1)
     assert 0.85 in ends.round(6)
     assert list(axis.lines[0].get_ydata()) == pytest.approx([0.0125, 0.95])
+
+
+def test_a_method_has_one_color_and_one_name(tmp_path, figures):
+    points = [one_file.Evaluation(k, 0.016, 0.1, 0.0) for k in range(2)]
+    one_file.draw(dict.fromkeys(("grpo", "paw", "placebo"), [points]), tmp_path / "one_file.png")
+    drawn = [(line.get_label(), line.get_color()) for line in figures()[0].axes[0].lines]
+    assert drawn == [plot.COLORS[arm] for arm in ("grpo", "paw", "placebo")]
+    known, one, other = paper.styles_of(["GRPO w/ PaW", "unknown", "another"])
+    assert known == plot.COLORS["paw"] and len({known.color, one.color, other.color}) == 3
