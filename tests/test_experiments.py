@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,7 +72,10 @@ def test_arms_are_chosen_by_their_labels(tmp_path):
         labels("pair", ["PaW"])
 
 
-def test_the_plan_has_what_all_runs_need(tmp_path):
+def test_the_plan_has_what_all_runs_need(tmp_path, monkeypatch, capsys):
+    """Each arm is checked with one seed: all seeds use the same data."""
+    check = Mock(return_value=[])
+    monkeypatch.setattr(sweep, "dry_run", check)
     jobs = sweep.plan("pair", "alfworld", [0, 1, 2], str(tmp_path), [])
     seconds = {"seconds_rollout": 1500.0, "seconds_env": 9.0, "seconds_update": 300.0}
     write_run(jobs[0].folder, [{"update": 0}, {"update": 1} | seconds], {}, [])
@@ -79,10 +83,13 @@ def test_the_plan_has_what_all_runs_need(tmp_path):
     hours = left * 1800 / 3600 / 2
     needs = memory.of_folder(jobs[0].cfg, start_model(jobs[0].cfg), "bf16")
     disk = memory.gb((6 + 2) * needs.checkpoint)  # two runs write their second one
-    assert sweep.totals(jobs, 2).startswith(
+    sweep.main(f"pair --env alfworld --jobs 2 --out {tmp_path} --dry-run".split())
+    (checked,) = check.call_args.args
+    assert [str(job) for job in checked] == ["GRPO, seed 0", "GRPO w/ PaW, seed 0"]
+    assert (
         f"total     6 runs, 2 at a time, {left} updates left: {hours:.1f} hours at 1800 s per "
         f"update; {disk} GB of disk"
-    )
+    ) in capsys.readouterr().out
 
 
 def test_one_run_per_gpu(monkeypatch):
