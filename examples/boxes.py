@@ -124,7 +124,11 @@ def serial_words(tokenizer) -> list[str]:
     by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     words = [token[1:] for token, _ in by_id if re.fullmatch("\u0120[a-z]{4,}", token)]
     taken = {*MATERIALS, *TOOLS, "open", "shut"}
-    return [word for word in words if word not in taken][:SERIAL_WORDS]
+    words = [word for word in words if word not in taken][:SERIAL_WORDS]
+    if len(words) < SERIAL_WORDS:
+        raise UserError("the model's vocabulary has too few words for serial numbers: omit "
+                        "--model.")
+    return words
 
 
 class Boxes(Locks):

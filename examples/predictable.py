@@ -51,7 +51,9 @@ def predictable(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]
     if entropy is None:  # A single optimizer step with alpha 1 needs no pass of pi_old.
         entropy = score_responses(s.policy, rows.tokens, cfg.micro_tokens).entropy
     if k == 1:
-        least = SHARE * entropy[rows.candidates].mean().item()
+        least = 0.0  # Without any observation, each later one is trained.
+        if rows.candidates.any():
+            least = SHARE * entropy[rows.candidates].mean().item()
         s.run.write(LEAST, json.dumps(least))
     else:
         least = json.loads((s.run.folder / LEAST).read_text())
@@ -65,7 +67,7 @@ def predictable(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]
 def loss_of_predictable(cfg: Config, scores: Scores, batch: Batch) -> ObservationLoss:
     """The loss of each row of a batch, from log-probs and entropies (B, S)."""
     counted = batch.obs_mask & (scores.entropy <= math.log(OUTCOMES))
-    # A dropped token costs what a certain one does. It still counts in |o'|, as in Eq. 8.
+    # A dropped token costs what a certain one does. |o'| still has it, as in Eq. 8.
     kept = scores.logp.masked_fill(~counted, 0.0)
     return ObservationLoss(cmae.cross_entropy(kept, batch.obs_mask), counted)
 

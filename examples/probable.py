@@ -39,7 +39,7 @@ def loss_of_probable(cfg: Config, scores: Scores, batch: Batch) -> ObservationLo
     """The loss of each row of a batch, from log-probs (B, S)."""
     logp = scores.logp
     counted = batch.obs_mask & (logp >= math.log(FLOOR))
-    # A dropped token costs what a certain one does. It still counts in |o|, as in Eq. 8.
+    # A dropped token costs what a certain one does. |o'| still has it, as in Eq. 8.
     kept = logp.masked_fill(~counted, 0.0)
     return ObservationLoss(cmae.cross_entropy(kept, batch.obs_mask), counted)
 

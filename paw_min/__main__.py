@@ -13,8 +13,8 @@ if __name__ == "__main__":
         sys.exit(
             f"error: paw_min needs Python 3.11, 3.12 or 3.13; this is {version}: use python3.12."
         )
-    # ALFWorld's planner has no wheel, so pip compiles it. Where torch is installed, so is that.
-    if importlib.util.find_spec("torch") is None:
+    # ALFWorld's planner has no wheel, so pip compiles it. Where ALFWorld is installed, so is that.
+    if importlib.util.find_spec("alfworld") is None:
         missing = [name for name in ("c++", "make") if not shutil.which(name)]
         if missing:
             sys.exit(

@@ -219,6 +219,9 @@ def test_words_with_few_outcomes_behind_undecided_actions_teach(monkeypatch, tmp
     again = predictable.predictable(cfg, s, replace(rows, entropy=action), 2)
     assert again["selected"] == metrics["selected"]
     assert again["least_entropy"] == pytest.approx(least)
+    monkeypatch.undo()
+    none = replace(rows, candidates=torch.zeros_like(has_next), entropy=action)
+    assert predictable.predictable(cfg, s, none, 1)["least_entropy"] == 0.0
 
 
 @pytest.mark.parametrize("loss", [probable.loss_of_probable, predictable.loss_of_predictable])

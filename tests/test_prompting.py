@@ -163,6 +163,9 @@ def test_a_rerun_asks_nothing_twice_and_is_a_row_of_a_table(games_root, tmp_path
     assert (tmp_path / "own" / "metrics.jsonl").exists()
     table.main([folder], None)
     assert "| alfworld-react-m | " in capsys.readouterr().out
+    seeds = [body["seed"] for body in server.bodies]
+    prompting.main([*argv, "--seed", "1"])
+    assert not {body["seed"] for body in server.bodies[len(seeds):]} & set(seeds)
 
 
 @pytest.mark.parametrize("fault, part", [

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from paw_min.base.errors import user_errors
 from paw_min.base.flags import Parser
+from paw_min.model import lora
 from paw_min.model.scoring import MAX_GAP
 from paw_min.model.vllm_sampler import KEPT
 from paw_min.running.runs import read_metrics
@@ -94,6 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     size.add_argument("--tiny", action="store_true", help="the stand-in model, on a CPU")
     parser.add_argument("--vllm-memory", default="0.4", help="vLLM's share (%(default)s)")
     args = parser.parse_args(argv)
+    lora.check_installed()
     flags = TINY if args.tiny else f"{REAL} --model {args.model} --vllm-memory {args.vllm_memory}"
     rate = RATE["tiny" if args.tiny else "real"]
     wrong = 0

@@ -89,13 +89,15 @@ def settings(source: str, flags: list[str]) -> Config:
         if stored.get("env") != "webshop":
             raise UserError(f"fig2c is for webshop, not for {source}: use it, or a run of it.")
         checkpoint = newest_checkpoint(Path(source)) or stored["model"]
-        presets = {"run": stored | {"model": str(checkpoint)}}
+        presets = {"run": stored | {"model": str(checkpoint), "shard": False}}
     return parse_config("webshop", presets, __doc__, flags)
 
 
 def played(cfg: Config, policy: Policy, sampler: Sampler, episodes: int) -> list[Step]:
     """Steps of the model, in groups as in training."""
     tasks = find_tasks(cfg)
+    if episodes > len(tasks.train):
+        raise UserError(f"--episodes {episodes} is over {len(tasks.train)}, the number of tasks.")
     groups = draw_groups(tasks.train, -(-episodes // cfg.group_size), cfg.seed, 0)
     drawn = [groups[number // cfg.group_size] for number in range(episodes)]
     with closing(tasks.make_pool(episodes)) as pool, sampler.sync(policy):
@@ -200,6 +202,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--teacher", action="store_true", help="score the steps of the generated "
                         "data's rule-based teacher instead of the model's")
     args, flags = parser.parse_known_args(argv)
+    if args.episodes is not None and args.episodes < 1:
+        raise UserError(f"--episodes {args.episodes} is out of range: it must be at least 1.")
     cfg = settings(args.source, flags)
     episodes = args.episodes or cfg.groups * cfg.group_size
     if args.out:

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
@@ -41,7 +41,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from paw_min.base.console import say
-from paw_min.base.errors import UserError, user_errors
+from paw_min.base.errors import UserError, masked, user_errors
 from paw_min.base.files import writing
 from paw_min.base.flags import Parser
 from paw_min.base.seeds import request_seed
@@ -51,13 +51,14 @@ from paw_min.envs.interface import Answer, Benchmark, Context, Pool, Tasks
 from paw_min.metrics import mean
 from paw_min.model.sampler import Request, Response
 from paw_min.rows import Episode
+from paw_min.running.config_json import public
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
 from paw_min.running.session import PANEL_SLOTS, find_tasks
 from research.study import read_lines
 
 DEMONSTRATIONS = Path(__file__).with_name("demonstrations")
 TRIALS = 3  # most trials of a task
-TRIAL_SEEDS = 1000  # distance of the seeds of two trials
+TRIAL_SEEDS = 10**6  # distance of the seeds of two trials
 CHARACTERS = 4  # per token
 TRAJECTORY = 16384 * CHARACTERS  # longest prompt of ReAct
 CONCURRENCY = 8  # requests at a time
@@ -170,8 +171,8 @@ class Server:
                                     allow_redirects=False)
             if answer.status_code != 200:
                 said = " ".join(answer.text.split()).replace(self.key or "\0", "***")[:200]
-                raise UserError(f"{self.url} answers HTTP {answer.status_code} ({said}): check "
-                                "--endpoint, --model and $OPENAI_API_KEY, then rerun.")
+                raise UserError(f"{masked(self.url)} answers HTTP {answer.status_code} ({said}): "
+                                "check --endpoint, --model and $OPENAI_API_KEY, then rerun.")
             found = answer.json()
             choice = found["choices"][0]
             return {
@@ -181,8 +182,9 @@ class Server:
                 "cut": choice.get("finish_reason") == "length",
             }
         except (requests.RequestException, LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.url}: no chat completion ({type(error).__name__}): check it; "
-                            "a rerun of the same command keeps the answers so far.") from None
+            reason = type(error).__name__
+            raise UserError(f"{masked(self.url)}: no chat completion ({reason}): check it; a rerun "
+                            "of the same command keeps the answers so far.") from None
 
     def costs(self) -> dict[str, int]:
         """Calls and tokens of all answers in the file."""
@@ -275,7 +277,7 @@ def reflexion(
     success = {}
     for trial in range(TRIALS):
         if tasks:  # else all are solved
-            seed = TRIAL_SEEDS * trial
+            seed = TRIAL_SEEDS * trial + cfg.seed
             memory = Remembering(pool, lessons)
             played = evaluate(cfg, server, server, memory, tasks, seed, benchmark).episodes
             for episode in played:
@@ -317,7 +319,8 @@ def play(cfg: Config, agent: str, server: Server, pool: Pool, tasks: Tasks):
     if agent == "reflexion":
         episodes, success = reflexion(cfg, server, react, benchmark, pool, tasks.held_out)
         return episodes, panel_metrics(episodes) | success
-    played = evaluate(cfg, server, server, pool, tasks.held_out, benchmark=benchmark)
+    # Evaluations of trained runs draw alike; here, seeds are the only difference of two runs.
+    played = evaluate(cfg, server, server, pool, tasks.held_out, cfg.seed, benchmark)
     return played.episodes, played.metrics
 
 
@@ -333,7 +336,7 @@ def main(argv: list[str]) -> None:
     presets = {size: known[size] for size in ("paper", "tiny")}
     cfg = parse_config(options.env, presets, "", [*flags, "--no-paw"])
     if not options.endpoint.startswith(("http://", "https://")):
-        raise UserError(f"--endpoint {options.endpoint} must be http://HOST:PORT/PATH or https://..")
+        raise UserError(f"--endpoint {masked(options.endpoint)} must be http://HOST:PORT/PATH or https://..")
     if options.agent == "reflexion" and cfg.eval_repeats > 1:
         raise UserError(f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a "
                         "task already; omit it.")
@@ -350,7 +353,7 @@ def main(argv: list[str]) -> None:
         episodes, metrics = play(cfg, options.agent, server, pool, tasks)
     metrics = {"update": 0} | metrics | server.costs()
     with writing(f"the folder {folder}"):
-        (folder / "config.json").write_text(json.dumps(asdict(cfg), indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(public(cfg), indent=2) + "\n")
         (folder / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
         (folder / "evaluation.json").write_text(outcomes(0, episodes))
         (folder / "episodes.md").write_text(transcript(episodes))

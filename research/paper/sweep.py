@@ -23,7 +23,7 @@ import torch
 
 from paw_min.base.console import say
 from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import writing
+from paw_min.base.files import expanded, writing
 from paw_min.base.flags import Parser
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import NAMES, presets_of
@@ -107,7 +107,9 @@ def slots(jobs: int | None) -> list[str]:
     gpus = visible.split(",")[:n_gpus]
     if gpus:
         return [gpus[k % n_gpus] for k in range(jobs or n_gpus)]
-    idle = int(len(os.sched_getaffinity(0)) - os.getloadavg()[0] + 0.5)  # cores
+    # macOS has no affinity.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    idle = int(cores - os.getloadavg()[0] + 0.5)
     return [""] * (jobs or max(1, idle))
 
 
@@ -204,6 +206,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv[:cut])
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs {args.jobs} is out of range: it must be at least 1.")
+    args.out = str(expanded(args.out))
     seeds = list(dict.fromkeys(args.seeds))
     jobs = plan(args.grid, args.env, seeds, args.out, argv[cut + 1 :], args.arms)
     for job in jobs:

