@@ -129,8 +129,8 @@ def t_interval(values: Sequence[float]) -> Interval:
 
 
 @cache
-def t_quantile(df: int, share: float = 0.975) -> float:
-    """Where Student's t with df degrees of freedom is below with this probability, over a half.
+def t_quantile(df: int) -> float:
+    """Below this, Student's t with df degrees of freedom is with a probability of 97.5 %.
 
     The density, summed from 0 up.
     """
@@ -138,4 +138,4 @@ def t_quantile(df: int, share: float = 0.975) -> float:
     density = (1 + x**2 / df) ** (-(df + 1) / 2)
     density *= math.gamma((df + 1) / 2) / (math.gamma(df / 2) * math.sqrt(math.pi * df))
     below = np.cumsum(density[:-1] + density[1:]) * x[1] / 2  # up to x[1], x[2], ...
-    return float(x[1 + np.searchsorted(below, share - 0.5)])
+    return float(x[1 + np.searchsorted(below, 0.475)])

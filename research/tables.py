@@ -35,7 +35,7 @@ from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
 from research.bench import step
 from research.board import __main__ as the_board
-from research.predictable import study as predictable
+from research.predictable.regret import regret_table
 from research.study import (
     Measure,
     Runs,
@@ -295,7 +295,7 @@ def bench_step() -> str:
 
 
 def regret() -> str:
-    return predictable.tables_of_losses()[0]
+    return regret_table()
 
 
 # ---- the pages ----
