@@ -120,6 +120,21 @@ def test_small_adapters_arrive_in_bf16():
         assert torch.equal(lora.round_bf16(whole.float(), name), whole)
 
 
+def test_a_bf16_model_from_an_adapter_has_the_weights_of_its_run(tmp_path):
+    """In the run's own engine. To the nearest, nearly the start model would play."""
+    policy = make_policy(hidden_size=128, intermediate_size=256)
+    for weight in policy.parameters():
+        weight.data = weight.bfloat16().float()  # as published
+    policy.save(tmp_path / "start")
+    policy.model.name_or_path = str(tmp_path / "start")
+    briefly_trained(policy).save(tmp_path / "adapter")
+    arrived = dict(lora.full_weights(policy.model, "bf16"))
+    again = load_policy(str(tmp_path / "adapter"), precision="bf16").model
+    for name, weight in lora.full_weights(again, "bf16"):
+        # A sum in another order may be next to a border.
+        assert (weight != arrived[name]).float().mean() < 1e-3, name
+
+
 @torch.no_grad()
 def test_small_adapters_arrive_in_bf16_passes():
     """Of each layer, beside peft's own way to add."""

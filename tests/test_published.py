@@ -261,6 +261,18 @@ def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, 
         assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
 
 
+def test_a_control_token_beyond_the_embeddings_is_never_encoded(tmp_path):
+    """Gemma 3's <image_soft_token>. A word beyond them is refused (test_loading.py)."""
+    folder = write_published(PUBLISHED["Gemma-3"], tmp_path)
+    size = json.loads((tmp_path / "config.json").read_text())["vocab_size"]
+    made = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    made.add_tokens([f"filler{n}" for n in range(made.get_vocab_size(), size)])
+    made.add_special_tokens(["<image_soft_token>"])
+    made.save(f"{folder}/tokenizer.json")
+    assert made.token_to_id("<image_soft_token>") == size
+    assert max(load_policy(folder).encode("a <image_soft_token> b")) < size
+
+
 def test_an_end_token_that_only_the_class_names(tmp_path):
     """Llama's class has </s>, and would lose the spaces of this byte-level vocabulary."""
     tokens = PIECES._replace(steps="digits", named={"unk_token": "<unk>"})

@@ -226,7 +226,7 @@ def test_published_files(tmp_path, layout):
 def test_jsonl_files(tmp_path):
     rows = [
         {"question": " who? ", "golden_answers": "me", "data_source": "nq", "id": 7},
-        {"question": "when?", "golden_answers": ["now", "1990"]},
+        {"question": "when?", "golden_answers": ["now", "", "1990"]},  # an alias is blank
         {"question": "who?", "golden_answers": ' ["me", "you"]'},  # stored as JSON
         {"question": "who?", "reward_model": {"ground_truth": {"target": '["me"]'}}},
     ]

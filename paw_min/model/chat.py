@@ -103,8 +103,9 @@ class ChatTokenizer:
 
     def forged(self, token: int, text: str) -> bool:
         """Is this text a control token? Unknown words become one as well, <unk>."""
-        is_word = token == self.tokenizer.unk_token_id and self.tokenizer.unk_token not in text
-        return token in self.control_ids and not is_word
+        if token not in self.control_ids:
+            return False
+        return token != self.tokenizer.unk_token_id or self.tokenizer.unk_token in text
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message in the model's chat format, up to the response."""

@@ -7,11 +7,11 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
 
     in the optimizer     A and B only
     as reference         the policy with its adapters off (adapters_off), no second model
-    in a checkpoint      an adapter in peft's format, which names the start model; load_policy takes
-                         it as a model, merged
+    in a checkpoint      an adapter in peft's format, which names the start model
     for vLLM             the merged weights W + s B A at every sync (full_weights), in a bf16 engine
                          rounded at random (round_bf16)
-    after training       a plain Hugging Face folder with merged weights, rounded in the same way
+    as a start model     merged weights (policy.load_policy), for bf16 passes rounded in this way
+    after training       a plain Hugging Face folder with merged weights, rounded in this way
                          (running/export.py)
 
 PPO's critic, a model of its own, is trained in full. Use about ten times the learning rate of full
@@ -158,7 +158,7 @@ def merge(model, folder: str):
     expected = adapted(ids, use_cache=False).logits  # (1, L, V)
     merged = adapted.merge_and_unload()
     logits = merged(ids, use_cache=False).logits
-    if parameter_names(merged) != names or not torch.allclose(logits, expected, atol=1e-3):
+    if parameter_names(merged) != names or not torch.allclose(logits, expected, atol=1e-2):
         raise UserError(f"the adapter {folder} cannot be added to the weights of its start model, "
                         "as its adapter_config.json says: use another, or its merged model.")
     merged.name_or_path = folder
@@ -190,6 +190,12 @@ def full_weights(model: nn.Module, precision: str = "fp32") -> Iterator[tuple[st
             if precision == "bf16":
                 weight = round_bf16(weight, merged_name)
         yield merged_name, weight
+
+
+def round_layers(model: nn.Module) -> None:
+    """Round the linear layers of a merged model as full_weights does: it plays as its run did."""
+    for name, layer in linear_layers(model).items():
+        layer.weight.data = round_bf16(layer.weight.data, f"{name}.weight").float()
 
 
 def round_bf16(weight: Tensor, name: str) -> Tensor:

@@ -215,6 +215,8 @@ def load_policy(
         if start_folder:
             start = load_policy(start_folder, device=device).model
             merged = lora.merge(start, folder)
+            if precision == "bf16":
+                lora.round_layers(merged)
             return Policy(merged, tokenizer, temperature, precision)
         config = load_config(folder)
         for name, value in vars(config).items():

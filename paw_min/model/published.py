@@ -68,8 +68,6 @@ def checked_tokenizer(folder: str, config):
     """
     size = empty_model(config, folder).get_input_embeddings().num_embeddings
     tokenizer = published_tokenizer(folder, config)
-    if len(tokenizer) > size:
-        raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
     if tokenizer.chat_template is None:
         raise UserError(f"{folder} has no chat template: use an instruct model")
     generation = GenerationConfig.from_model_config(config)
@@ -79,6 +77,10 @@ def checked_tokenizer(folder: str, config):
     if not chat.eos_ids or not all(0 <= token < size for token in chat.eos_ids):
         raise UserError(f"{folder} has the end tokens {chat.eos_ids}: one or more of 0 to "
                         f"{size - 1} must be in its generation_config.json")
+    # Control tokens may be beyond them, as Gemma 3's for pictures: no text becomes one.
+    beyond = {token for token in tokenizer.get_vocab().values() if token >= size}
+    if beyond - chat.control_ids:
+        raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
     for message in MESSAGES:
         if message not in render(tokenizer, [{"role": "user", "content": message}]):
             raise UserError(f"{folder} has a chat template that leaves out the user's message or "

@@ -37,8 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--out {out} is not empty: give a new folder.")
     policy = load_policy(str(checkpoint))
     if lora.base_model(str(checkpoint)):
-        for name, layer in lora.linear_layers(policy.model).items():
-            layer.weight.data = lora.round_bf16(layer.weight.data, f"{name}.weight")
+        lora.round_layers(policy.model)
     policy.model.to(torch.bfloat16)
     # Complete or not at all, so that an interrupted command can be repeated.
     with replacing(out.resolve()) as partial:

@@ -116,7 +116,8 @@ class Run:
             return
         options = state_dict.StateDictOptions(full_state_dict=True, strict=False)
         with reading(checkpoint / "trainer.pt") as path:
-            state = torch.load(path, weights_only=True, map_location="cpu")
+            # Mapped, so that the ranks of a machine share its pages.
+            state = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
             state_dict.set_model_state_dict(policy, state["weights"], options=options)
             state_dict.set_optimizer_state_dict(
                 policy, optimizer, state["optimizer"], options=options

@@ -30,7 +30,7 @@ RUN = (
     "--eval-tasks 4 --eval-every 2 --grad-checkpointing"
 )
 REAL = (
-    "--prompt paper --max-prompt-tokens 1024 --max-response-tokens 128 --max-turns 8 "
+    "--prompt paper --max-prompt-tokens 2048 --max-response-tokens 128 --max-turns 8 "
     "--mini-batch 32 --micro-tokens 8192"
 )
 TINY = "--max-response-tokens 16 --max-turns 3 --mini-batch 8"

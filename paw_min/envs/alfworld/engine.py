@@ -36,7 +36,7 @@ from textworld.envs.pddl import PddlEnv, logic, textgen
 from textworld.logic import Rule
 
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
-GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: more); enough for a panel and a rollout
+GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: 10 to 20); enough for a panel and a rollout
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
 # An expression of a grammar: names, attributes, texts, + and conditions. The published ones are
 # like `r.name or r.id` and `o.indefinite + ' ' + o.name`. Without brackets, nothing is called.

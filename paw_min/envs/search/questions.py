@@ -99,6 +99,8 @@ def _question(row: dict, default_source: str) -> Question:
         answers = truth["target"]
     if isinstance(answers, str):  # one answer, or a list that was stored as JSON text
         answers = parse_json(answers.encode()) if answers.strip().startswith("[") else [answers]
+    if isinstance(answers, list):  # An alias may be blank: it equals no answer.
+        answers = [text for text in answers if not isinstance(text, str) or text.strip()]
     if not isinstance(answers, list) or not answers:
         raise TypeError(f"the answers are {reprlib.repr(answers)}")
     for text in (question, source, *answers):
