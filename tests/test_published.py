@@ -22,6 +22,7 @@ from tests.helpers import (
     CHATML,
     HOSTILE_TEXT,
     TEXTS,
+    change,
     make_policy,
     one_sentence,
     publish,
@@ -261,16 +262,24 @@ def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, 
         assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
 
 
-def test_a_control_token_beyond_the_embeddings_is_never_encoded(tmp_path):
-    """Gemma 3's <image_soft_token>. A word beyond them is refused (test_loading.py)."""
+@pytest.mark.parametrize("special, pad", [(True, None), (False, None), (True, "<unused63>")])
+def test_only_control_tokens_that_nothing_writes_need_no_embedding(special, pad, tmp_path):
+    """Gemma 3 has a token for pictures, and its models for text no embedding for it."""
     folder = write_published(PUBLISHED["Gemma-3"], tmp_path)
-    size = json.loads((tmp_path / "config.json").read_text())["vocab_size"]
     made = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    made.add_tokens([f"filler{n}" for n in range(made.get_vocab_size(), size)])
-    made.add_special_tokens(["<image_soft_token>"])
+    more = [AddedToken(f"<unused{n}>", special=special, normalized=False) for n in range(64)]
+    (made.add_special_tokens if special else made.add_tokens)(more)
     made.save(f"{folder}/tokenizer.json")
-    assert made.token_to_id("<image_soft_token>") == size
-    assert max(load_policy(folder).encode("a <image_soft_token> b")) < size
+    if pad:
+        change(tmp_path / "tokenizer_config.json", pad_token=pad)
+    if pad or not special:
+        with one_sentence("tokens for .* embeddings"):
+            load_tokenizer(folder)
+        return
+    policy = load_policy(folder)
+    size = policy.model.config.vocab_size
+    assert made.token_to_id("<unused63>") >= size
+    assert max(policy.encode_chat("a <unused63> b")) < size
 
 
 def test_an_end_token_that_only_the_class_names(tmp_path):
