@@ -14,8 +14,8 @@ It is ECHO (arXiv 2605.24517), cross entropy on o' at a constant weight of 0.05,
 Of seven losses in eight small worlds, it has the lowest regret: it is 4.0 points of success below
 the best loss in its worst world; PaW is 16.2 and ECHO 21.0 below, each in its own. Nothing is
 decided between it and `probable` with a floor of 0.01 (research/LOG.md#one-rule). In games of
-ALFWorld's engine it is above PaW, and no difference from ECHO is seen. With a pretrained model,
-half of the seeds have run.
+ALFWorld's engine it is above PaW, and no difference from ECHO is seen. With SmolLM2 and
+--wm-scale 1, it is above GRPO and below ECHO averaged over training.
 
 --wm-loss, --rho and --alpha do nothing here. A resumed run reads least_entropy.json, because it has
 no first update.
