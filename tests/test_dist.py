@@ -138,9 +138,9 @@ def test_a_checkpoint_fits_any_number_of_ranks(folder):
 
 
 @pytest.fixture(scope="module")
-def script(shop, model) -> list[str]:
-    """run_webshop.py with a tiny random model and a small shop; without --out."""
-    return ["run_webshop.py", *argv(SMALL | dict(data=shop, model=model))]
+def script(model) -> list[str]:
+    """run_webshop.py with a tiny random model; without --out."""
+    return ["run_webshop.py", *argv(SMALL | dict(model=model))]
 
 
 def numbers(folder: Path) -> list[dict]:

@@ -77,11 +77,11 @@ def checked_tokenizer(folder: str, config):
     if not chat.eos_ids or not all(0 <= token < size for token in chat.eos_ids):
         raise UserError(f"{folder} has the end tokens {chat.eos_ids}: one or more of 0 to "
                         f"{size - 1} must be in its generation_config.json")
-    # A control token that nothing writes needs no embedding, as Gemma 3's for pictures.
-    beyond = {token for token in tokenizer.get_vocab().values() if token >= size}
-    written = {chat.pad_id, *chat.encode_chat(MESSAGES[0])}
-    if beyond - chat.control_ids or beyond & written:
-        raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
+    if beyond := {token for token in tokenizer.get_vocab().values() if token >= size}:
+        # A control token that nothing writes needs no embedding, as Gemma 3's for pictures.
+        written = {chat.pad_id, *chat.encode_chat(MESSAGES[0])}
+        if beyond - chat.control_ids or beyond & written:
+            raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
     for message in MESSAGES:
         if message not in render(tokenizer, [{"role": "user", "content": message}]):
             raise UserError(f"{folder} has a chat template that leaves out the user's message or "
