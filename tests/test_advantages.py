@@ -1,4 +1,9 @@
-"""Advantages against plain loops and by hand. test_update.py has the original code's numbers."""
+"""Advantages against the golden vector, a plain-loop twin, and the singleton rules.
+
+The worked example is one group of two trajectories. A takes 3 steps with environment rewards
+0, 0, 10 and its second response is badly formatted; B takes 2 steps and earns nothing. Penalty
+0.1, gamma 0.95. The numbers are those that the original GiGPO functions print.
+"""
 
 import math
 import random
@@ -10,6 +15,13 @@ import torch
 
 from paw_min import advantages
 
+TRAJECTORY = ["A", "A", "A", "B", "B"]
+GROUP = [0, 0, 0, 0, 0]
+ANCHOR = ["s0", "s1", "s2", "s0", "s1"]
+VALID = torch.tensor([1, 0, 1, 1, 1])
+SCORES = torch.tensor([10.0, 9.9, 10.0, 0.0, 0.0])
+RETURNS = torch.tensor([9.025, 9.4, 10.0, 0.0, 0.0])
+
 
 def close(actual, expected, **how):
     torch.testing.assert_close(
@@ -17,10 +29,28 @@ def close(actual, expected, **how):
     )
 
 
+def test_scores_and_step_returns():
+    close(advantages.penalized(torch.tensor([10.0, 10, 10, 0, 0]), VALID, 0.1), SCORES.tolist())
+    rewards = torch.tensor([0.0, 0, 10, 0, 0])
+    raw = advantages.discounted_returns(rewards, TRAJECTORY, 0.95)
+    close(raw, [9.025, 9.5, 10.0, 0.0, 0.0])
+    # The penalty comes after discounting: A1 is not touched by A2's.
+    close(advantages.penalized(raw, VALID, 0.1), RETURNS.tolist())
+
+
 def test_step_returns_of_interleaved_trajectories():
     rewards = torch.tensor([1, 0, 0, 2, 4])
     returns = advantages.discounted_returns(rewards, torch.tensor([7, 9, 7, 9, 7]), 0.5)
     close(returns, [2.0, 1.0, 2.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({}, [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
+    # weight 0 leaves the episode advantage, GRPO's, alone
+    ({"weight": 0.0}, [0.736382, 0.718064, 0.736382, -1.095414, -1.095414]),
+])
+def test_gigpo_golden(options, expected):
+    close(advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, **options), expected)
 
 
 @pytest.mark.parametrize("estimator", [advantages.grpo, advantages.rloo])
@@ -73,6 +103,47 @@ def test_similarity_is_greedy_first_fit_within_a_group():
     close(joined, [1.0, 0.0, 0.0, -1.0])  # the std of 4, 2 and 0 is 2
 
 
+def first_fit(group, texts, threshold):
+    """The rule of similar_anchors, without any thought of time."""
+    clusters = {}
+    result = []
+    for g, text in zip(group, texts):
+        known = clusters.setdefault(g, [])
+        fits = [n for n, first in enumerate(known) if ratio(text, first) >= threshold]
+        if not fits:
+            known.append(text)
+        result.append(fits[0] if fits else len(known) - 1)
+    return result
+
+
+def ratio(a, b):
+    return SequenceMatcher(None, a, b).ratio()
+
+
+def random_texts(rng, n):
+    """Texts of 7 to 250 characters (autojunk begins at 200), and edits of earlier ones."""
+    texts = ["", "é\U0001f600 ∑"]
+    while len(texts) < n:
+        letters = rng.choice(["ab ", "the quick brown fox. "])
+        texts.append("".join(rng.choices(letters, k=rng.choice([7, 60, 250]))))
+        old, change = rng.choice(texts), rng.choice([0.0, 0.02, 0.1])
+        texts.append("".join(rng.choice("ab x") if rng.random() < change else c for c in old))
+    return texts
+
+
+@pytest.mark.parametrize("threshold", [0.6, 0.9, 1.0])
+def test_similar_anchors_equals_the_plain_rule(threshold):
+    joined = 0
+    for seed in range(10):
+        rng = random.Random(f"{threshold} {seed}")
+        texts = random_texts(rng, 40)
+        group = [rng.randrange(2) for _ in texts]
+        expected = first_fit(group, texts, threshold)
+        assert advantages.similar_anchors(group, texts, threshold) == expected
+        joined += len({*zip(group, texts)}) - len({*zip(group, expected)})
+    assert joined >= 10 or threshold == 1.0  # texts that differ and are alike did occur
+
+
 def test_the_bound_excludes_no_similar_text():
     rng = random.Random(5)
     for _ in range(40):
@@ -80,19 +151,17 @@ def test_the_bound_excludes_no_similar_text():
         a = "".join(map(chr, range(1000, 1000 + rng.randrange(5, 150))))
         place = rng.randrange(len(a))
         b = a[:place] + "-" * rng.randrange(1, 30) + a[place + rng.randrange(3) :]
-        exact = SequenceMatcher(None, a, b).ratio()
+        exact = ratio(a, b)
         for x, y in ((a, b), (b, a)):
             assert advantages.is_similar(x, y, exact)
             assert not advantages.is_similar(x, y, math.nextafter(exact, 2.0))
-    # As in verl-agent, difflib ignores frequent letters of long texts.
-    assert not advantages.is_similar("c" + "ab" * 150, "ab" * 150, 0.5)
 
 
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="over='turns'"):
-        advantages.grpo(torch.ones(2), [0, 0], [0, 1], over="turns")
+        advantages.grpo(SCORES, GROUP, TRAJECTORY, over="turns")
     with pytest.raises(ValueError, match="similarity=1.5"):
-        advantages.gigpo(torch.ones(2), torch.ones(2), [0, 0], ["s", "t"], similarity=1.5)
+        advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, similarity=1.5)
 
 
 # ---- RLOO, GAE ----

@@ -115,6 +115,18 @@ def test_what_stands_in_the_padding_does_not_matter(policy):
     assert torch.equal(policy(batch)[0], logp)
 
 
+def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
+    policy.temperature = 0.7
+    prompts = [r.prompt_ids for r in ROWS] * 4
+    responses = sample(policy, prompts, range(12), temperature=0.7, max_tokens=6, batch_size=5)
+    rows = [TokenRow(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
+    logp, _ = policy(collate(rows, [False] * 12, policy.pad_id))
+    for ours, response in zip(logp, responses):
+        assert len(response.logps) == len(response.ids)
+        theirs = torch.tensor(response.logps)
+        torch.testing.assert_close(ours[: len(theirs)], theirs, atol=2e-5, rtol=0)
+
+
 def test_temperature_acts_on_responses_and_not_on_observations():
     plain = make_policy()
     hot = make_policy(temperature=2.0)

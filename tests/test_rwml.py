@@ -26,6 +26,7 @@ from tests.helpers import make_policy
 from world_models import rwml
 from world_models.rwml import early_experience, settings, stages, triplets
 from world_models.teachers import TEACHERS
+from world_models.teachers.demonstrate import PlayedStep
 
 # ---- formulas ----
 
@@ -329,6 +330,15 @@ def test_impossible_flags(tmp_path, flags, sentence):
 
 
 # ---- early experience ----
+
+
+def test_a_search_of_nothing_is_no_branch(monkeypatch):
+    """WebShop lists search[<your query>], which is not a command; click[< prev] is one."""
+    monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
+    context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
+    step = PlayedStep("0", context, "<think>x</think><action>click[buy now]</action>", "")
+    found = early_experience.branches(Config(env="webshop"), None, [step])
+    assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
 
 
 def test_branches_are_what_the_environment_answers(games_root):

@@ -13,7 +13,7 @@ from research.study import Runs, level, main_measure, markdown_table, read_runs,
 
 RUNS = Path(__file__).parent / "runs.jsonl"
 LOSSES = ("grpo", "paw", "echo", "probable 0.03", "probable 0.01", "prediction", "predictable")
-# With the observations of other transitions.
+# Their targets are the observations of other transitions.
 PLACEBOS = (
     "echo placebo", "probable 0.01 placebo", "prediction placebo", "predictable placebo",
 )  # fmt: skip
