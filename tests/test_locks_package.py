@@ -1,6 +1,7 @@
 """The world of locks as an environment of the package: it is that of one_file, and it trains."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from unittest.mock import Mock
@@ -11,7 +12,6 @@ from examples import locks
 from examples.one_file import R_MAX, TOOLS, Size, make_world
 from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
 from paw_min.rows import TokenRow, flatten
@@ -76,8 +76,9 @@ def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
         folder.mkdir()
 
     monkeypatch.setattr(locks, "warm_start", warm_start)
-    for arm in [in_daemon(locks.prepare) for _ in range(3)]:
-        arm.result()
+    with ThreadPoolExecutor() as arms:
+        for arm in [arms.submit(locks.prepare) for _ in range(3)]:
+            arm.result()
     assert len(trained) == 1 and locks.START.exists()
 
 

@@ -25,9 +25,9 @@ import json
 from collections import deque
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from threading import Thread
 
 from paw_min.base.files import expanded, is_url
-from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
 from paw_min.envs.search.questions import Question, exact_match, load_questions
@@ -200,13 +200,26 @@ class SearchPool:
         if self._call is None:
             if not queries:
                 return {}
-            self._call = in_daemon(self._search, queries)
+            self._call = self._start(queries)
         wait([self._call], timeout)
         if not self._call.done():
             return {}
         call = self._call
         self._call = None
         return call.result()
+
+    def _start(self, queries: dict[int, str]) -> Future:
+        """Search in a daemon thread: Ctrl-C does not wait for it, as it does for an executor's."""
+        call = Future()
+
+        def work():
+            try:
+                call.set_result(self._search(queries))
+            except Exception as error:  # call.result raises it
+                call.set_exception(error)
+
+        Thread(target=work, daemon=True).start()
+        return call
 
     def _advance(self, slot: int, command: str | None, observation: str) -> Step:
         """Execute a request; observation: the information block, "" if nothing was searched."""
