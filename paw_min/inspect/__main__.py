@@ -107,21 +107,21 @@ def score_under(
     return score(policy, rows, cfg.micro_tokens, weights.label)
 
 
+def text_of(tokenizer, ids: list[int]) -> str:
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
 def pieces(tokenizer, ids: list[int]) -> list[str]:
     """The text of each token; joined, they are the text of all.
 
     A character of several tokens, or bytes that are no character, belong to the last of them.
     """
-
-    def text(end: int) -> str:
-        return tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
-
-    whole = text(len(ids))
+    whole = text_of(tokenizer, ids)
     parts = []
     shown = 0  # characters of `whole` in `parts`
     for end in range(1, len(ids) + 1):
         # The text up to a part of a character is no beginning of the whole: it ends with U+FFFD.
-        so_far = text(end)
+        so_far = text_of(tokenizer, ids[:end])
         known = len(so_far) if whole.startswith(so_far) else shown
         parts.append(whole[shown:known])
         shown = known
@@ -135,11 +135,7 @@ def page_data(
     rows = [step for sample in samples for e in sample.episodes for step in e.steps]
     device = join()
     scores = [score_under(weights, cfg, rows, device) for weights in columns]
-    seen = zip(*scores, strict=True)  # of each row: that of each column
-
-    def text(ids: list[int]) -> str:
-        return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-
+    seen = zip(*scores, strict=True)  # per row, its scores in all columns
     steps = []
     for sample in samples:
         for e in sample.episodes:
@@ -151,9 +147,10 @@ def page_data(
                     valid=row.valid,  # is the response well formed?
                     selected=row.selected, rank=row.rank, candidates=sample.candidates,  # Eq. 4
                     lambda_g=e.lambda_g,
-                    prompt=text(row.prompt_ids), prompt_tokens=len(row.prompt_ids),
+                    prompt=text_of(tokenizer, row.prompt_ids), prompt_tokens=len(row.prompt_ids),
                     response=pieces(tokenizer, row.response_ids),
-                    separator=text(row.separator_ids), obs=pieces(tokenizer, row.obs_ids),
+                    separator=text_of(tokenizer, row.separator_ids),
+                    obs=pieces(tokenizer, row.obs_ids),
                     seen=[asdict(one) for one in next(seen)],
                 ))
     return dict(
