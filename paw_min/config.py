@@ -93,11 +93,6 @@ class Config:
         """The most tokens that the sampler sees: a prompt and its response."""
         return self.max_prompt_tokens + self.max_response_tokens
 
-    @property
-    def row_length(self) -> int:
-        """The most tokens of a row in training: with PaW, the next observation comes on top."""
-        return self.context_length + (self.max_obs_tokens if self.paw else 0)
-
 
 FLAGS = [name for names in sections(Config).values() for name in names]
 OF_PAW = set(sections(Config)["PaW"])

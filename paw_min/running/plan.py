@@ -51,6 +51,8 @@ def data(cfg: Config) -> None:
 def training(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
+    # With PaW, the next observation stands behind a prompt and its response.
+    longest = cfg.context_length + (cfg.max_obs_tokens if cfg.paw else 0)
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
     every = cfg.eval_every or cfg.updates or 1
     evaluations = 1 + -(-cfg.updates // every)  # the start, and the last update whatever `every`
@@ -64,7 +66,7 @@ def training(cfg: Config) -> None:
         method += f"; LoRA of rank {cfg.lora_rank}, where the paper's tables train all weights"
     print(f"method    {method}")
     print(f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} "
-          f"episodes, at most {cfg.max_turns} turns: up to {rows} rows of up to {cfg.row_length} "
+          f"episodes, at most {cfg.max_turns} turns: up to {rows} rows of up to {longest} "
           "tokens")
     print(f"training  up to {steps} optimizer steps per update, {cfg.micro_tokens} tokens per pass")
     print(f"evaluate  {evaluations} times, every {every} updates")
