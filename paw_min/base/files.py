@@ -129,7 +129,7 @@ def flush(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        if not path.is_dir():  # some disks of the network flush files only
+        if not path.is_dir():  # some network disks flush files only
             raise
     finally:
         os.close(descriptor)
@@ -143,13 +143,12 @@ def writing(what: str):
     except UserError:
         raise
     except Exception as error:  # OSError, or the errors that torch and safetensors make of one
-        reason = " ".join(str(error).split())[:200]
         remedy = "free space or fix the path"  # torch and safetensors do not tell
         if isinstance(error, (OSError, ValueError)):
             remedy = "free space" if getattr(error, "errno", 0) in FULL else "fix the path"
         raise UserError(
-            f"{what} cannot be written ({reason}): {remedy}, and rerun the same command; it "
-            "resumes from the last checkpoint, if there is one."
+            f"{what} cannot be written ({reason_of(error)}): {remedy}, and rerun the same command; "
+            "it resumes from the last checkpoint, if there is one."
         ) from error
 
 
@@ -175,7 +174,7 @@ def damaged(where: str, remedy: str):
 
 
 def reason_of(error: Exception) -> str:
-    """A library's words for what is wrong with a file, unless they propose to run its code."""
+    """What a library says of an error, on one line, unless it proposes to run a file's code."""
     text = " ".join(str(error).split())
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
         return "it is damaged, or has code in it, which is not run"

@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import replace_text, writing
+from paw_min.base.files import reason_of, replace_text, writing
 from paw_min.config import Config
 from paw_min.running.config_json import public
 
@@ -56,8 +56,7 @@ def open_wandb(cfg: Config, folder: Path):
         run = wandb.init(project=project, name=cfg.name, id=name, resume="allow", dir=str(folder),
                          config=public(cfg), settings=wandb.Settings(silent=True, console="off"))
     except Exception as error:  # wandb, its client or its disk failed
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--track wandb cannot start ({reason}): run wandb login, or set "
+        raise UserError(f"--track wandb cannot start ({reason_of(error)}): run wandb login, or set "
                         "WANDB_MODE=offline.") from error
     replace_text(path, name)
     return run
