@@ -31,11 +31,11 @@ def mean(values: list) -> float:
 
 
 @contextmanager
-def timed(metrics: dict[str, float], name: str) -> Iterator[None]:
-    """Store the seconds of this block."""
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Store the wall time of this block as seconds[name]."""
     began = time.perf_counter()
     yield
-    metrics[name] = time.perf_counter() - began
+    seconds[name] = time.perf_counter() - began
 
 
 def peak_memory(device: torch.device, released: int) -> float:

@@ -96,7 +96,7 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
             log(s, metrics)
             if is_last or k % cfg.save_every == 0:
                 s.run.save(s.policy, s.optimizer, k)
-            # Curves for a look at the run while it trains.
+            # The curves show the run while it trains.
             if "eval_success" in metrics and not is_last and distributed.rank() == 0:
                 draw([s.run.folder])
         if distributed.rank() == 0:
@@ -105,7 +105,7 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
 
 
 def print_start(cfg: Config, s: Session) -> None:
-    """What is trained on which data; of a resumed run, the lines so far and where it goes on."""
+    """Print what is trained on which data, and the lines that a resumed run has so far."""
     ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
     console.say(
         f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
@@ -173,7 +173,7 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
 
 
 def unbroken(played: Rollout) -> list[Episode]:
-    """The episodes to train on. One whose environment broke costs itself, not the run."""
+    """The episodes to train on: those whose environment did not break; UserError without any."""
     for episode in played.episodes:
         if episode.failed:
             console.say(f"episode discarded: {episode.failed}")
@@ -192,7 +192,7 @@ def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str
 
 
 def report_evaluation(cfg: Config, s: Session) -> None:
-    """Evaluate the newest checkpoint, or else the start model, and print the metrics."""
+    """Evaluate the newest checkpoint, or without one the start model, and print the metrics."""
     checkpoint = s.run.checkpoint()
     console.say(f"weights: {checkpoint or f'the start model {start_model(cfg)}'}")
     # An evaluation may have other settings than the run, so it has files of its own.

@@ -46,7 +46,7 @@ def user_errors(named: Callable[[str], str] = str):
         sys.exit(1)
     except OSError as error:
         if error.filename is not None:
-            # A look at a path that is too long, or in a folder of somebody else.
+            # The path is too long, or in a folder of somebody else.
             sys.exit(named(f"error: {error.filename!r:.200} cannot be used: {error.strerror}"))
         if error.errno not in FULL:
             raise

@@ -228,12 +228,13 @@ def load_policy(
         )
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
-            raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")
+            raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another "
+                            "model")
         # It also drops weights that config.json has no place for. Weights that a family always
         # drops, such as layers that predict further tokens, are not among these keys.
         if info["unexpected_keys"]:
             raise UserError(f"{folder} has weights for {min(info['unexpected_keys'])}, which its "
-                            "config.json does not: restore config.json, or use another")
+                            "config.json does not: restore config.json, or use another model")
         policy = Policy(model.to(device), tokenizer, temperature, precision)
         check_weights(policy)
         return policy
@@ -246,4 +247,3 @@ def check_weights(policy: Policy) -> None:
     if not policy.model(ids, use_cache=False).logits.isfinite().all():
         name = type(policy.model).__name__
         raise UserError(f"{name} has weights that are NaN or infinite: use another model")
-

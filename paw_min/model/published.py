@@ -81,7 +81,8 @@ def checked_tokenizer(folder: str, config):
         # A control token that nothing writes needs no embedding, as Gemma 3's for pictures.
         written = {chat.pad_id, *chat.encode_chat(MESSAGES[0])}
         if beyond - chat.control_ids or beyond & written:
-            raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
+            raise UserError(f"{folder} has {len(tokenizer)} tokens for {size} embeddings: use "
+                            "another model")
     for message in MESSAGES:
         if message not in render(tokenizer, [{"role": "user", "content": message}]):
             raise UserError(f"{folder} has a chat template that leaves out the user's message or "

@@ -47,5 +47,5 @@ def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -
             return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
     reference.to(policy.device)
     logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
-    reference.to("cpu")  # a GPU has other uses for the memory until the next update
+    reference.to("cpu")  # It is not needed on the GPU until the next update.
     return logp

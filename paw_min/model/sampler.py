@@ -30,7 +30,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from paw_min.model.policy import Policy
 
-CPU_ROWS = 64  # rows of a batch on a CPU: other batches would round other digits
+CPU_ROWS = 64  # rows of a batch on a CPU; another number would change the rounding
 
 
 @dataclass

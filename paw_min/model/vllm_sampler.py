@@ -75,7 +75,7 @@ class VLLMSampler:
                     distributed_executor_backend="external_launcher" if several else None,
                     **of_device,
                 )
-        except Exception as error:  # e.g. too many tokens, too little memory, an unknown kernel
+        except Exception as error:  # too many tokens, too little memory, an unknown kernel
             if is_out_of_memory(error):
                 raise
             raise UserError(
@@ -127,8 +127,8 @@ class VLLMSampler:
         # its own (q, k and v), and copies them over the old ones as soon as all are there.
         weights = {"weights_iterator": full_weights(policy.model, self.precision)}
         self.llm.collective_rpc("reload_weights", kwargs=weights)
-        # Only now: until here, a layer was there twice, and with LoRA and --shard its weights were
-        # merged or gathered.
+        # The cache comes only now: until here, a layer was there twice, and with LoRA and --shard
+        # its weights were merged or gathered.
         if self.gpu:
             self.llm.wake_up(tags=["kv_cache"])
         # Cached keys and values of common prompt prefixes come from the old weights. After a sleep
@@ -175,8 +175,7 @@ class VLLMSampler:
         try:
             with isolated():
                 return self.llm.llm_engine.step()
-        # Such as heads of a size that it has no kernel for.
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError) as error:  # heads of a size without a kernel
             if is_out_of_memory(error):
                 raise
             raise UserError(
@@ -190,7 +189,7 @@ class VLLMSampler:
             self.step()
 
     def report(self) -> None:
-        """Say what the engine is like, since it logs errors only."""
+        """Print the size of its cache and its attention kernels: vLLM logs errors only."""
         config = self.llm.llm_engine.vllm_config
         cache = config.cache_config
         layers = config.compilation_config.static_forward_context.values()

@@ -179,7 +179,7 @@ def mean_loss(policy: Policy, rows: list[TokenRow]) -> Tensor:
 
 def make_optimizers(model, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, at three times the rate, and AdamW for the rest."""
-    matrices = []  # the matrices of the layers
+    matrices = []
     rest = []
     for name, parameter in model.named_parameters():
         is_matrix = ".layers." in name and parameter.ndim == 2
