@@ -1,13 +1,13 @@
-"""How much should a group train the world model? Less, the more it wins: Eq. 10 of PaW.
+"""How much should a group train the world model? The more it wins, the less: Eq. 10 of PaW.
 
     lambda_g = 1 - mean return of the group / R_max
 
-A group that loses all its episodes teaches group-relative RL nothing but the format, while its
-observations still say how the world answers: lambda_g = 1. A group that wins half of them has 0.5.
-A solved group has 0: it needs no world model. `group_mean_return` takes one return per episode, not
-per row (update.group_lambdas): a mean over rows would count long episodes more. The return is the
-environment's, without format penalties (the paper does not say), so that lambda_g lies in
-[0, 1] for returns in [0, R_max]. Other values are clamped, which the paper does not do.
+From a group that loses all its episodes, group-relative RL learns nothing but the format, but its
+observations still show how the environment responds: lambda_g = 1. A group that wins half of them
+has 0.5. A solved group has 0: it needs no world model. `group_mean_return` takes one return per
+episode, not per row (update.group_lambdas): a mean over rows would count long episodes more. The
+return is the environment's, without format penalties (the paper does not say), so that lambda_g
+lies in [0, 1] for returns in [0, R_max]. Other values are clamped, which the paper does not do.
 """
 
 from collections import defaultdict

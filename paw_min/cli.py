@@ -11,8 +11,8 @@ from paw_min.envs.benchmarks import NAMES, presets_of
 def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -> None:
     """Parse the command line and train, evaluate or show the plan.
 
-    method: of train.train, a plain function, whose name becomes a part of the run's; default: its
-    own. argv: default: the command line.
+    method: a plain function, see train.train (default: paw); its name becomes a part of the run's.
+    argv: default: the command line.
     """
     from paw_min.base import distributed
     from paw_min.config import parse_args

@@ -235,7 +235,7 @@ def default_name(cfg: Config, base: Config, size: str, method: str) -> str:
         model += f"-{size}"  # these presets share their models with `paper`
     if cfg.method != Config.method:
         method = cfg.method.replace("_", "-")
-    # If the model has the name of the environment, the name stands once.
+    # Where model and environment have the same name, it appears once.
     parts = [*dict.fromkeys([cfg.env, model]), cfg.algo]
     if cfg.paw:
         parts.append(method)

@@ -61,7 +61,7 @@ def describe_speed(
         6 n T / (seconds * GPUs * peak)     4 n T with LoRA: frozen weights have no gradient
 
     n parameters, T tokens of the rows without padding. What gradient checkpointing computes again
-    does not count. There is none on a CPU, nor on a GPU that is not in PEAK.
+    does not count. On a CPU, and on a GPU that is not in PEAK, there is no MFU.
     """
     n_tokens = 0
     for row, weight in zip(rows.tokens, rows.row_weight):

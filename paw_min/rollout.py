@@ -9,11 +9,11 @@ Each environment step becomes one transition (h_t, a_t, r_t, o_{t+1}). The last 
 also gives one: its observation appears in no later prompt, but the world model learns from it. Each
 rank plays whole groups; then every rank gets all episodes.
 
-Environments differ in speed, so none is waited for: an episode is queued for generation as soon as
-its environment has answered, and joins the sampler's next unit of work (vLLM: a decoding step;
-transformers: a batch). A slot of the pool starts its next episode as soon as the last one ends.
-With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating for
-all and then stepping all; with fast environments, it makes no difference (research/closed.md).
+Environments differ in speed, so a rollout waits for none: an episode is queued for generation as
+soon as its environment has answered, and joins the sampler's next unit of work (vLLM: a decoding
+step; transformers: a batch). A slot of the pool starts its next episode as soon as the last one
+ends. With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating
+for all and then stepping all; with fast environments, it makes no difference (research/closed.md).
 
 Each request has a seed of its own, so its tokens do not depend on the requests beside it, up to
 rounding. Where environments run in other processes, or behind a server, the batches depend on
@@ -136,7 +136,7 @@ class _Seat:
         )
 
     def advance(self, step: Step) -> None:
-        """Make o_{t+1} the state to act in; the current step belongs to the history."""
+        """Add the current step to the history, and make o_{t+1} the current observation."""
         context = self.context
         context.history.append(Turn(context.observation, self.command.text))
         context.responses.append(self.text)
@@ -219,8 +219,8 @@ class _Player:
         seat = self.seats[response.slot]
         seat.response = response
         seat.text = self.policy.decode(response.ids)
-        # A malformed response is executed as far as it can be read; `valid` = False still costs the
-        # penalty. Where the template has opened <think> in the prompt, the parser gets it, too.
+        # A malformed response is executed as far as it can be read, and its `valid` = False brings
+        # the penalty. Where the template has opened <think> in the prompt, the parser gets it, too.
         opened = self.policy.opened_thought if "</think>" in seat.text else ""
         seat.command = self.benchmark.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
@@ -278,7 +278,7 @@ class _Player:
     def record(self, seat: _Seat, step: Step) -> None:
         """Add (h_t, a_t, r_t, o_{t+1}) to the episode."""
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
-        # world model is this observation, whatever the next prompt looks like.
+        # world model does not depend on the next prompt.
         obs_ids = self.policy.encode(step.observation)
         separator_ids = []
         if self.cfg.wm_separator == "turn":

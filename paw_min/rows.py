@@ -4,7 +4,7 @@
     flatten    episodes -> Rows, the pool P (Alg. 1, line 3)
     Rows       one column per quantity: update.prepare adds columns to a copy, update.optimize reads
 
-Every step is a row of its own, with its own prompt, because an agent's prompt is written anew in
+Every step is a separate row, with its own prompt, because an agent's prompt is rendered anew in
 each step: an episode is not one sequence of tokens. An example: group 0 has two episodes of one
 task. The first wins in two steps, the second loses in one.
 
@@ -19,7 +19,7 @@ formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 
 
 A column has an entry per row, but for `lambdas`, which is {group: lambda_g}. Columns of a pass that
 was not made are None. Numbers per token are a list per response; batches.py puts them where the
-tokens are in a pass. A row stands in two columns: `transitions` is what was played, with its texts;
+tokens are in a pass. Two columns have the tokens: `transitions` is what was played, with its texts;
 `tokens` is what is trained on, the same list until the placebo (in update.prepare) or a fork
 (examples/multi_step.py) replaces it.
 
@@ -41,7 +41,7 @@ class TokenRow:
     prompt_ids: list[int]  # h_t
     response_ids: list[int]  # a_t, exactly as sampled
     obs_ids: list[int]  # o_{t+1}; may be empty
-    # What stands between a_t and o_{t+1}, with --wm-separator turn: context, in no loss.
+    # The tokens between a_t and o_{t+1}, with --wm-separator turn: context, in no loss.
     separator_ids: list[int] = field(default_factory=list, kw_only=True)
     # Positions in obs_ids that are context, not targets: the actions between several observations.
     context_positions: list[int] = field(default_factory=list, kw_only=True)
@@ -120,7 +120,7 @@ def flatten(episodes: list[Episode]) -> Rows:
     # Group by group, episode by episode, in time order: discounted returns and targets of several
     # steps rely on the order within an episode.
     transitions = [t for episode in episodes for t in episode.transitions]
-    # R(tau) of the whole episode stands at each of its rows: every step shares in the outcome.
+    # Each row has R(tau) of its whole episode: all steps share the outcome.
     returns = [episode.episode_return for episode in episodes for _ in episode.transitions]
     return Rows(
         transitions=transitions,

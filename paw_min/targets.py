@@ -1,8 +1,8 @@
 """The placebo: which observation a row predicts, if not its own (--wm-target shuffled).
 
-A second loss changes training whatever it teaches. The placebo trains on the same observations with
-the same loss, but each stands behind another row's action. A gain that survives it does not come
-from learning what actions do. Called in update.prepare. Not in the paper.
+Any second loss changes training, even one that teaches nothing. The placebo trains on the same
+observations with the same loss, but each follows another row's action. A gain that the placebo has,
+too, does not come from learning what actions do. Called in update.prepare. Not in the paper.
 """
 
 from dataclasses import replace

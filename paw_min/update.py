@@ -15,10 +15,10 @@
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
     optimize  rows -> gradient steps on the joint objective, metrics
 
-PaW adds lines 4, 6, 8 and 9 to RL, and no training pass: the observation stands behind the response
-in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives. Plain RL
-needs this pass, too, unless an update is a single mini-batch; then Eq. 4 costs one pass more.
-Without PaW every row_weight is 0, and `optimize` is plain RL.
+PaW adds lines 4, 6, 8 and 9 to RL, and no training pass: the observation follows the response in a
+pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives. Plain RL needs
+this pass, too, unless an update is a single mini-batch; then Eq. 4 adds a pass. Without PaW every
+row_weight is 0, and `optimize` is plain RL.
 
 Differs from the paper, which averages both losses over groups: here a mini-batch is random rows of
 all groups. So the RL loss is a mean over its tokens, in which long groups count more, and the
@@ -127,8 +127,8 @@ def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLo
     return ObservationLoss(per_row, counted)
 
 
-# A world-model loss: the one above, or that of a fork (examples/predictable.py), from what the pass
-# says of a batch. What a fork knows of the rows themselves is at rows[batch.index].
+# A world-model loss: the one above, or that of a fork (examples/predictable.py), from the scores of
+# a batch. A fork finds its own data of these rows at the positions batch.index of its list.
 WorldModelLoss = Callable[[Config, Scores, Batch], ObservationLoss]
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: one quick question before transformers asks it."""
+"""The Hugging Face hub: one quick request before the slow ones of transformers."""
 
 import functools
 import os

@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 class Pool(Protocol):
     """Many environments at once, slots 0 .. n_envs - 1, each with one open request at most.
 
-    EnvPool (pool.py) puts each answer through `checked`; a pool of one's own has to do so itself.
+    EnvPool (pool.py) puts each answer through `checked`; other pools have to do so themselves.
     """
 
     n_envs: int
@@ -130,9 +130,9 @@ class Benchmark:
 
 
 def checked(step: Step) -> Step:
-    """The step in plain Python values; TypeError or ValueError for what is none.
+    """The step in plain Python values; TypeError or ValueError for any others.
 
-    Numbers and texts of numpy are converted: JSON does not know them.
+    Numbers and texts of numpy are converted, since json cannot write them.
     """
     if not isinstance(step, Step):
         raise TypeError(f"{step!r:.100} is not a Step")

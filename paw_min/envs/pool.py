@@ -1,10 +1,10 @@
 """A fault-tolerant pool of environments, served by worker processes or by this process.
 
-Each slot has one environment (interface.py: Environment). A failure costs episodes, not the run. It
+Each slot has one environment (interface.py: Environment). A failure ends episodes, not the run. It
 is logged, and answered by a Step with `failed` (the reason) and done=True, which the slot repeats
 until its next reset.
 
-    what happens                       what is discarded     what goes on
+    what happens                       what is discarded     what continues
     ---------------------------------  --------------------  ------------------------------------
     an exception in reset or step, or  its episode           everything else
     what they return is no Step
@@ -201,8 +201,7 @@ class EnvPool:
                     self._restart(worker, f"its worker died (exit code {code})")
                 else:
                     # The worker may have sent this long ago, and be at its next request since then.
-                    # When that began is not known, so its limit starts now: rather too late than
-                    # too early.
+                    # When that began is not known, so its limit starts now, which may be too late.
                     worker.since = time.monotonic()
                     worker.loaded = True
                     if result != LOADED:
@@ -216,7 +215,7 @@ class EnvPool:
         if not worker.loaded:
             raise UserError(f"No environment can be made: {reason}; see its error above. Scripts "
                             'need `if __name__ == "__main__":`.')
-        # Requests are served in order, so the first one is to blame; the others were waiting.
+        # Requests are served in order: the first one failed, the others were waiting.
         served, *waiting = worker.serving
         self._fail(served, reason)
         for slot, state in self._slots.items():

@@ -11,11 +11,11 @@ One row, with prompt h, response a, separator s, next observation o and padding:
     response_mask           1 1 1 0 0 0 0 0 0 0
     obs_mask                0 0 0 0 0 1 1 1 1 0
 
-S is 10 here, because another row of the batch has 10 tokens after its prompt. Whatever belongs to
-tokens stands in these columns: what the pass gives (log-probabilities, entropies, values), the
-masks, and what `training_batches` adds of an update's Rows. The M tokens under either mask are also
-listed one after another, those of responses first: Policy.forward scores these and gives the
-temperature to the first `n_response`.
+S is 10 here, because another row of the batch has 10 tokens after its prompt. All numbers per token
+are in these columns: what the pass gives (log-probabilities, entropies, values), the masks, and
+what `training_batches` adds of an update's Rows. The M tokens under either mask are also listed one
+after another, those of responses first: Policy.forward scores these and gives the temperature to
+the first `n_response`.
 
 Only rows that train the world model have s and o. So PaW makes rows longer, but adds no pass over
 them: with alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no
@@ -51,7 +51,7 @@ class Batch:
     obs_mask: Tensor  # (B, S) bool, 1 on observation tokens
     share: float = 1.0  # its response tokens / those of all rows that were cut into batches
 
-    # Only training_batches fills these; None: not there, as in Rows.
+    # Only training_batches fills these; where Rows has None, so has the batch.
     advantage: Tensor | None = None  # (B, S) A of Eq. 1
     old_logp: Tensor | None = None  # (B, S) log pi_old(a_t), 0 outside of responses
     ref_logp: Tensor | None = None  # (B, S) log pi_ref(a_t), 0 outside of responses
@@ -158,7 +158,7 @@ def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu
         kind = [1] * len(row.response_ids)
         if keep:
             ids = ids + row.separator_ids + row.obs_ids
-            # The policy did not choose the separator, and it says nothing of the world.
+            # The policy did not choose the separator, and the environment did not write it.
             kind += [0] * len(row.separator_ids)
             context = set(row.context_positions)
             kind += [0 if k in context else 2 for k in range(len(row.obs_ids))]

@@ -166,7 +166,7 @@ def merge(model, folder: str):
 
 
 def parameter_names(model) -> list[str]:
-    """A head that is tied to the embedding has none of its own."""
+    """Their names, without a head that is tied to the embedding."""
     return [name for name, _ in model.named_parameters()]
 
 

@@ -4,12 +4,12 @@
 response's tokens, for RL, and of the next observation's tokens, for the world model, and the
 entropies of the former; those of the latter only for a loss that asks for them. Attention is
 causal: no token of the response attends to the observation behind it. So an observation changes no
-log-probability of the response, to the last bit on a CPU (tests/test_policy.py). The model gets a
-head of our own (head.py), which computes logits only where they are needed: all of a batch at once
-would take more memory than the model.
+log-probability of the response, to the last bit on a CPU (tests/test_policy.py). The model gets our
+own head (head.py), which computes logits only where they are needed: all of a batch at once would
+take more memory than the model.
 
-The paper does not say what stands between a and o. Here it is what the chat template puts between a
-response and the next user message (Policy.separator), because a chat model has seen an
+The paper does not say which tokens separate a and o. Here they are what the chat template puts
+between a response and the next user message (Policy.separator), because a chat model has seen an
 environment's text only in such messages. Nor does it say at which temperature o is scored. Here it
 is 1, because observations are not sampled: only the logits of responses are divided by the sampling
 temperature.
@@ -48,7 +48,7 @@ MODEL = "model."  # prefix of the language model's weights in Policy.state_dict(
 
 
 class Scores(NamedTuple):  # A tuple, because FSDP looks for tensors in what a pass returns.
-    """What a pass says of the scored tokens of a batch: (B, S) each, fp32, in nats, 0 elsewhere."""
+    """The result of a pass: (B, S) each, fp32, in nats, 0 where no token is scored."""
 
     logp: Tensor  # log-probability of the token
     entropy: Tensor  # of the full vocabulary before it; 0 on observation tokens, if not asked for

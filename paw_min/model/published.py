@@ -1,7 +1,7 @@
 """Can this published model be trained here? The files of foreign models and tokenizers.
 
 Everything is checked before long work, without the weights: a model that is refused here is refused
-by --dry-run, too. What the files do not say is found by use (policy.check_by_use).
+by --dry-run, too. What the files do not tell, a pass of a small model shows (policy.check_by_use).
 """
 
 import copy
@@ -125,7 +125,7 @@ def published_tokenizer(folder: str, config):
 
 
 def splits_otherwise(tokenizer: Tokenizer) -> bool:
-    """Does Mistral's byte-level vocabulary stand behind the word pattern of another one?
+    """Is this Mistral's byte-level vocabulary with the word pattern of another tokenizer?
 
     Its own pattern ends words where the case changes, and at each digit. Mistral's older
     vocabularies are not byte-level, and have no pattern.

@@ -42,7 +42,7 @@ REMEDY = {
 
 @dataclass
 class ResponseScores:
-    """What the policy says of N responses."""
+    """Scores of N responses by the policy."""
 
     logp: PerToken  # N x T_i, in nats
     entropy: Tensor  # (N,) H(a_t | h_t) of Eq. 4, in nats
@@ -91,9 +91,9 @@ class TokenSums:
 def check_sync(cfg: Config, policy: Policy, rows: Rows, when: str) -> float:
     """Mean |log pi - log mu| of some responses, in nats per token.
 
-    The first turn of one episode per group is compared. These prompts begin alike in every update,
-    so that a prefix cache of old weights is noticed too. when: the part of the run, for the
-    UserError if the difference is larger than rounding explains.
+    The first turn of one episode per group is compared. These prompts begin with the same tokens in
+    every update, so that a prefix cache of old weights is noticed, too. when: the part of the run,
+    for the UserError if the difference is larger than rounding explains.
     """
     first_turn = {}  # trajectory -> its first row
     for i, trajectory in enumerate(rows.trajectory):

@@ -234,9 +234,9 @@ def isolated():
 
 
 def check_model(folder: str) -> None:
-    """UserError for a model that vLLM has no code of its own for.
+    """UserError for a model that vLLM does not implement itself.
 
-    It runs some families (OLMo 2, SmolLM3, GPT-NeoX, ...) by the code of transformers, whose
+    It runs some families (OLMo 2, SmolLM3, GPT-NeoX, ...) with the code of transformers, whose
     classes it changes. The trainer's model has the same classes.
     """
     # vLLM reads these at import: run the engine in this process, log errors only, and send no

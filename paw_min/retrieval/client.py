@@ -8,11 +8,11 @@ are texts after reranking.
 After a request that fails, for whatever reason, the client waits until the server answers a test
 query, and then asks the queries in halves, a single one once more:
 
-- A server that is busy or restarts costs time. If it stays away for `patience` seconds, `UserError`
-  ends the run. The same command resumes it from its last checkpoint. At the start, where the
+- A server that is busy or restarts delays the run. After `patience` seconds without an answer,
+  `UserError` ends it. The same command resumes it from its last checkpoint. At the start, where the
   address may be wrong, that is START, unless the server accepts the request and is silent.
 - A query that the server refuses, such as an empty one, which a server may answer with HTTP 400 or
-  500, costs its turn: its hits are None.
+  500, uses up its turn: its hits are None.
 """
 
 import logging
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class BadAnswer(Exception):
-    """What came in place of the hits of the queries; the text says it."""
+    """A request that brought no hits; the text says what came in their place."""
 
     def __init__(self, reason: str, may_pass: bool = False):
         super().__init__(reason)

@@ -9,8 +9,8 @@ mean, bge the first token, Qwen3-Embedding the last one, which alone has read th
 folder of transformers, which publishes none, gets the mean, and that of a chat model the last one.
 
 FAISS searches: an exact index of vectors that are computed at the start, or a ready index, as
-published for wiki-18, after a check that passages of the corpus find themselves: of another order
-or encoder, it would answer with wrong passages in silence.
+published for wiki-18, after a check that passages of the corpus find themselves: an index of
+another order or encoder would give wrong passages without an error.
 
 Memory: 4 bytes per dimension and passage. 100,000 passages of E5 (768 dimensions) take 0.3 GB, the
 21 million of wiki-18 64.6 GB (computed from the sizes of the published files, not measured).

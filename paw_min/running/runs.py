@@ -75,7 +75,7 @@ class Run:
         return newest_checkpoint(self.folder)
 
     def nan_remedy(self) -> str:
-        """What to do after a NaN. A run keeps its learning rate, so another one goes on."""
+        """What to do after a NaN. A run keeps its learning rate, so another run has to continue."""
         weights = self.checkpoint() or "the start model"
         return f"lower --lr and continue under another --name with --model set to {weights}"
 

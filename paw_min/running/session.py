@@ -74,7 +74,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
             memory.check(cfg, start, precision, device)
         tasks = find_tasks(cfg)
     checkpoint = run.checkpoint()
-    # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
+    # A rank with other weights would not be noticed: gradients are summed over the ranks.
     if len(set(distributed.all_gather([checkpoint and checkpoint.name]))) > 1:
         raise UserError(f"the ranks see different checkpoints in {run.folder}: all machines must "
                         "share this folder; if they do, rerun in a minute.")

@@ -179,7 +179,7 @@ class SearchPool:
         return found[0] if found else None
 
     def _ends(self, slot: int, command: str) -> bool:
-        # verl-agent asks for both tags, not for a well-formed block.
+        # verl-agent looks for both tags, not for a well-formed block.
         last_turn = self._episodes[slot].turns + 1 >= self._max_turns
         return last_turn or ("<answer>" in command and "</answer>" in command)
 
@@ -187,7 +187,7 @@ class SearchPool:
         """{slot: query} -> {slot: hits}, in one call; None: the server refuses this query."""
         if not queries:
             return {}
-        # A group asks the same question, often in the same words.
+        # The episodes of a group often send the same query.
         distinct = list(dict.fromkeys(queries.values()))
         found = self._retriever.search(distinct, self._topk)
         hits = dict(zip(distinct, found, strict=True))
