@@ -5,11 +5,13 @@ model - log-prob by the sampler| per sampled token, in nats. In fp32 rounding ma
 trainer stops a run at 1e-3; what is lost by a broken sync is here always over 5e-2.
 """
 
+import atexit
 import json
 import os
 import random
 import sys
 from collections import deque
+from contextlib import closing
 from itertools import islice
 from unittest.mock import Mock, call, patch
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
@@ -263,6 +266,19 @@ def test_a_sleeping_engine_is_woken_before_it_ends(on_gpu, error):
     on_gpu.llm.wake_up.side_effect = error
     on_gpu.close()
     assert on_gpu.llm.mock_calls == [call.wake_up(), call.llm_engine.engine_core.shutdown()]
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others(on_gpu, monkeypatch):
+    """It would, in NCCL, at the end of the process group; without one, its error has no rank."""
+    at_the_end = Mock()
+    monkeypatch.setattr(atexit, "register", at_the_end)
+    monkeypatch.setattr(distributed, "n_ranks", lambda: 4)
+    with one_sentence("a prompt is too long"), closing(on_gpu):
+        raise UserError("a prompt is too long")
+    assert not on_gpu.llm.mock_calls
+    assert at_the_end.mock_calls == [call(os._exit, 1)]
+    on_gpu.close()  # without an error
+    assert call.llm_engine.engine_core.shutdown() in on_gpu.llm.mock_calls
 
 
 def test_an_engine_sleeps_after_each_block(on_gpu):

