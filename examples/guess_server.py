@@ -29,7 +29,8 @@ class Guess(Environment):
         self.tries += 1
         if action.words == str(self.number):
             return Hear(answer="", reward=10.0, done=True)
-        higher = (action.words < str(self.number)) == bool(self.tries % 2)
+        is_lie = self.tries % 2 == 0
+        higher = (action.words < str(self.number)) != is_lie
         return Hear(answer="Higher." if higher else "Lower.", reward=0.0)
 
 

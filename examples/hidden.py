@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from examples.locks import make_model, train_on_random_rows
+from examples.one_file import MATERIALS, WARM_LR, Size
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once, writing
 from paw_min.cli import checked, main
@@ -47,21 +48,16 @@ COLORS = ("Black", "Blue", "Brown", "Gray", "Green", "Pink", "Red", "White")
 THINGS = ("Bottle", "Bowl", "Box", "Cup", "Dish", "Fork", "Kettle", "Knife", "Ladle", "Mug", "Pan",
           "Plate", "Pot", "Spoon", "Vase", "Watch")
 KINDS = [color + thing for color in COLORS for thing in THINGS]
-# More than 1 / rho materials: with 4, each would have p = 1/4 from the start, and Eq. 7 drop it.
-MATERIALS = ("bone", "clay", "glass", "ice", "iron", "stone", "wax", "wood")
 RECEPTACLES = ("BathtubBasin", "CoffeeMachine", "Fridge", "Microwave", "SinkBasin", "StoveBurner",
                "Toaster", "Toilet")
 TASK = "clean what you hold"  # the same text in all games, so the engine parses one grammar
 ROUNDS = 16  # pairs per kind in train: with 2, a kind met few others, and PaW learned slowly
 SEED = 2  # the default is the first seed of the study
-WARM_STEPS = 300
-WARM_ROWS = 256  # transitions per such step
-WARM_LR = 1e-3
 
 PRESETS = {"tiny": dict(
     seed=SEED, prompt="compact", history_length=0, max_prompt_tokens=16, max_response_tokens=2,
     max_obs_tokens=8, max_turns=2, updates=200, eval_every=0, eval_tasks=0, eval_repeats=4,
-    eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
+    eval_temperature=1.0, save_every=25, lr=Size.lr, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
     # one_file.py has neither of these two, nor a KL term. verl-agent's KL term stays:
     # without it, some runs lose the format, and all arms win less (research/LOG.md).
@@ -289,14 +285,15 @@ def warm_start(folder: Path, seed: int) -> None:
     texts = [*observations, *(f"clean {kind} 1 with" for kind in [*kinds, *receptacles])]
     tokenizer = make_tokenizer(texts)
     policy = Policy(make_model(tokenizer, seed), tokenizer)
-    chat, encode = cache(policy.encode_chat), cache(policy.encode_rendered)
+    chat, answer, encode = map(cache, (policy.encode_chat, policy.encode_response, policy.encode))
 
     def draw() -> TokenRow:
-        prompt_ids = chat(f"clean {rng.choice(kinds)} 1 with")
-        response_ids = encode(rng.choice(receptacles) + tokenizer.eos_token)
-        return TokenRow(prompt_ids, response_ids, encode(rng.choice(observations)))
+        message = f"clean {rng.choice(kinds)} 1 with"
+        return TokenRow(
+            chat(message), answer(rng.choice(receptacles)), encode(rng.choice(observations))
+        )
 
-    train_on_random_rows(policy, draw, WARM_STEPS, WARM_ROWS, WARM_LR)
+    train_on_random_rows(policy, draw, Size.warm_steps, Size.warm_rows, WARM_LR)
     with writing(str(folder)):
         policy.save(folder)
 

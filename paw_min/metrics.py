@@ -66,7 +66,7 @@ def describe_speed(
     n_tokens = 0
     for row, weight in zip(rows.tokens, rows.row_weight):
         n_tokens += len(row.prompt_ids) + len(row.response_ids)
-        if weight > 0:
+        if weight != 0:
             n_tokens += len(row.separator_ids) + len(row.obs_ids)
     per_second = n_tokens / measured["seconds_update"]
     metrics = {

@@ -45,8 +45,8 @@ from paw_min.running.session import Session, count_tasks, open_session, start_mo
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
-# method(cfg, session, rows, k) -> metrics. update.prepare has completed the rows; k is the number
-# of the update.
+# method(cfg, session, rows, k) -> metrics, which go into the update's line of metrics.jsonl. The
+# rows are those of update.prepare, the same on every rank; k is the number of the update, from 1.
 Method = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 

@@ -106,8 +106,9 @@ def prepare(
 class ObservationLoss:
     """The world-model loss of B rows, and the tokens that it is made of."""
 
-    per_row: Tensor  # (B,) mean over the tokens of o', before its weight
-    counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
+    per_row: Tensor  # (B,) mean over the tokens of o', before its weight; 0 of a row without o'
+    # (B, S) bool: observation tokens with a gradient, for the metric wm_clipped_tokens alone.
+    counted: Tensor
 
 
 def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLoss:
@@ -128,7 +129,8 @@ def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLo
 
 
 # A world-model loss: the one above, or that of a fork (examples/predictable.py), from the scores of
-# a batch. A fork finds its own data of these rows at the positions batch.index of its list.
+# a batch. A fork that needs more of the rows, such as their rewards, gives them to its loss with
+# functools.partial: row b of the batch has the entry batch.index[b] in each column of Rows.
 WorldModelLoss = Callable[[Config, Scores, Batch], ObservationLoss]
 
 
@@ -216,7 +218,7 @@ def checked(observations: ObservationLoss, batch: Batch) -> ObservationLoss:
     """What a world-model loss returned; UserError where a fork's has another type or shape.
 
     A value per token would be summed in place of a mean per row, without an error. A float mask,
-    as cmae.hard_tokens gives, cannot be inverted.
+    as cmae.hard_tokens gives, cannot be inverted. A loss of 0 / 0 is NaN, whatever its weight.
     """
     if not isinstance(observations, ObservationLoss):
         raise UserError(f"the world-model loss returns a {type(observations).__name__} in place of "
@@ -226,6 +228,9 @@ def checked(observations: ObservationLoss, batch: Batch) -> ObservationLoss:
         raise UserError(f"the world-model loss returns the shape {shape} in place of "
                         f"({len(batch.index)},): one value per row, such as the mean over its "
                         "observation's tokens.")
+    if not observations.per_row[~batch.obs_mask.any(-1)].isfinite().all():
+        raise UserError("the world-model loss of a row without observation tokens is not a number: "
+                        "divide by their number, or by 1 where it is 0, as cmae.py does.")
     counted = observations.counted
     if counted.dtype != torch.bool or counted.shape != batch.obs_mask.shape:
         raise UserError(f"the world-model loss returns counted as {counted.dtype} of the shape "
@@ -266,7 +271,7 @@ def row_scores(rows: Rows, invalid_penalty: float) -> Tensor:
 def row_advantages(cfg: Config, rows: Rows) -> Tensor:
     """A of each row, by the group-relative estimators -> (N,).
 
-    The branch of a fork may return one value per response token in its place (rows.PerToken).
+    A branch of a fork may end in a `return` of its own, with a value per token (rows.PerToken).
     """
     score = row_scores(rows, cfg.invalid_penalty)  # (N,)
     if cfg.algo == "rloo":

@@ -237,13 +237,17 @@ def test_a_rank_that_repeats_a_row_of_another_adds_no_loss(loss):
 
 
 def test_a_loss_of_a_wrong_shape_is_one_sentence():
-    """A value per token in place of one per row; a mask of numbers, as Eq. 7's is."""
+    """A value per token in place of one per row; a mask of numbers, as Eq. 7's is; 0 / 0."""
     def per_token(cfg, scores, batch):
         return ObservationLoss(-scores.logp * batch.obs_mask, batch.obs_mask)
 
     def numbers(cfg, scores, batch):
         per_row = cmae.mae(scores.logp, batch.obs_mask)
         return ObservationLoss(per_row, cmae.hard_tokens(scores.logp, cfg.rho))
+
+    def undefined(cfg, scores, batch):
+        mean = scores.logp.sum(-1) / batch.obs_mask.sum(-1)  # 0 / 0 where there is no observation
+        return ObservationLoss(mean, batch.obs_mask)
 
     cfg = Config(**BASE)
     s = session()
@@ -255,6 +259,19 @@ def test_a_loss_of_a_wrong_shape_is_one_sentence():
         train.paw(cfg, s, rows, 1, lambda cfg, scores, batch: -scores.logp.mean(-1))
     with pytest.raises(UserError, match=r"returns counted as torch.float32 of the shape \(\d+, "):
         train.paw(cfg, s, rows, 1, numbers)
+    with pytest.raises(UserError, match="of a row without observation tokens is not a number"):
+        train.paw(cfg, s, rows, 1, undefined)
+
+
+def test_a_negative_weight_trains_against_an_observation():
+    cfg = Config(**BASE)
+    s = session()
+    rows = prepared(cfg, s)
+    rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
+    steps = gradients_of_steps(s)
+    train.paw(cfg, s, rows, 1)
+    train.paw(cfg, s, replace(rows, row_weight=-rows.row_weight), 1)
+    assert torch.equal(steps[0], -steps[1]) and steps[0].any()
 
 
 # ---- TAPO ----

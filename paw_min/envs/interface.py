@@ -29,7 +29,7 @@ class Step:
 
     observation: str  # o_{t+1}; an empty one is not a world-model target
     task: str  # the instruction, the same in all steps of an episode
-    task_type: str  # evaluation is reported for each type
+    task_type: str  # evaluation is reported for each type, eval_success/<type>
     admissible: list[str]  # commands; empty if any text is accepted
     reward: float = 0.0  # r_t, without format penalties
     done: bool = False
@@ -39,11 +39,16 @@ class Step:
 
 
 class Environment(Protocol):
-    """Deterministic: the same task and commands give the same steps."""
+    """Deterministic: the same task and commands give the same steps.
 
-    def reset(self, task: str) -> Step: ...
+    One object plays many episodes, one after another. What it raises costs the episode (pool.py).
+    """
 
-    def step(self, command: str) -> Step: ...
+    def reset(self, task: str) -> Step:
+        """Begin an episode, even if the last one has not ended. task: one of Tasks."""
+
+    def step(self, command: str) -> Step:
+        """Execute the text of a Command. It is called until `done`, or --max-turns times."""
 
 
 class Answer(NamedTuple):
@@ -102,6 +107,7 @@ class Command(NamedTuple):
 class Tasks:
     """The data of a run: what to play, and a pool to play it in."""
 
+    # A task is a text that `reset` understands, such as a path, a question or a number.
     train: list[str]
     held_out: list[str]
     make_pool: Callable[[int], Pool]  # number of slots -> pool
@@ -118,7 +124,8 @@ class Benchmark:
 
     # (settings, data folder) -> tasks; may raise ValueError or OSError
     load: Callable[[Config, str], Tasks]
-    prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
+    # "paper" and "compact" (--prompt) -> (context, history length) -> text of h_t
+    prompts: dict[str, Callable[[Context, int], str]]
     parse: Callable[[str], Command]  # response -> command
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1
     # GiGPO: observations that are at least this similar are one state; None: only equal ones.

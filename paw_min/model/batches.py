@@ -74,8 +74,8 @@ class Batch:
 def training_batches(policy, rows: Rows, chosen: list[int], budget: int) -> Iterator[Batch]:
     """micro_batches of an update's rows, with what their losses need besides the tokens."""
     # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
-    # nothing beyond RL.
-    with_obs = (rows.row_weight > 0).tolist()
+    # nothing beyond RL. A fork's weight may be negative.
+    with_obs = (rows.row_weight != 0).tolist()
     for batch in micro_batches(policy, rows.tokens, chosen, with_obs, budget):
         batch.advantage = batch.in_columns(rows.advantage)
         batch.old_logp = batch.in_columns(rows.old_logp)
