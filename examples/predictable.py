@@ -11,11 +11,9 @@ It is ECHO (arXiv 2605.24517), cross entropy on o' at a constant weight of 0.05,
   of the predicted token. Names and numbers drop out. It does not look at which token came, so a
   fact that seems nearly impossible is still learned.
 
-Of seven losses in eight small worlds, it has the lowest regret: it is 4.0 points of success below
-the best loss in its worst world; PaW is 16.2 and ECHO 21.0 below, each in its own. Nothing is
-decided between it and `probable` with a floor of 0.01 (research/LOG.md#one-rule). In games of
-ALFWorld's engine it is above PaW, and no difference from ECHO is seen. With SmolLM2 and
---wm-scale 1, it is above GRPO and below ECHO averaged over training.
+Of seven losses in eight small worlds, it has the lowest regret: in its worst world it is 4.0 points
+of success below the best loss; PaW is 16.2 and ECHO 21.0 below, each in its own. Nothing is decided
+between it and `probable` with a floor of 0.01. research/README.md has the other studies of it.
 
 --wm-loss, --rho and --alpha do nothing here. A resumed run reads least_entropy.json, because it has
 no first update.

@@ -192,11 +192,11 @@ def main() -> None:
     print("\narm            success over the run  at the end  p(material)  p(noise)")
     for name, runs in curves.items():
         during = 100 * mean(point.success for curve in runs for point in curve[1:])
-        end, material, noise = (
-            mean(getattr(curve[-1], what) for curve in runs)
-            for what in ("success", "material", "noise")
-        )
-        print(f"{name:13}  {during:18.1f} %  {100 * end:8.1f} %  {material:11.3f}  {noise:8.3f}")
+        last = [curve[-1] for curve in runs]
+        end = 100 * mean(point.success for point in last)
+        material = mean(point.material for point in last)
+        noise = mean(point.noise for point in last)
+        print(f"{name:13}  {during:18.1f} %  {end:8.1f} %  {material:11.3f}  {noise:8.3f}")
     draw(curves, f"{args.world}.png")
 
 
