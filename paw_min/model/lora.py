@@ -14,8 +14,8 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
     after training       a plain Hugging Face folder with merged weights, rounded in this way
                          (running/export.py)
 
-PPO's critic, a model of its own, is trained in full. Use about ten times the learning rate of full
-training.
+Use about ten times the learning rate of full training. PPO's critic, a model of its own, is trained
+in full, at this same rate (critic.py).
 
 With bf16 passes, each frozen W is stored in bf16: the passes round it to that anyway, so no
 log-probability changes. Early in training, s B A is far smaller than the distance of two bf16

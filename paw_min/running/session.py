@@ -165,7 +165,9 @@ def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optim
     """AdamW over the policy, or its adapters, and PPO's critic."""
     groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad]}]
     if policy.critic:
-        groups.append({"params": list(policy.critic.parameters()), "lr": LR_FACTOR * lr})
+        # LoRA has ten times the rate of full training, but the critic is trained in full.
+        factor = 1 if lora.adapted_layers(policy.model) else LR_FACTOR
+        groups.append({"params": list(policy.critic.parameters()), "lr": factor * lr})
     # One kernel on a GPU: loops over tensors need 4 bytes more per trained parameter there.
     fused = policy.device.type == "cuda"
     return torch.optim.AdamW(
