@@ -100,7 +100,7 @@ def test_the_demonstrations_are_those_of_the_stand_in():
 
 
 def test_expert_reads_every_goal_template_of_alfworld():
-    engine.alfworld_wrappers()  # imports alfworld without its side effects
+    engine.alfworld_demangler()  # imports alfworld without its side effects
     goals = importlib.import_module("alfworld.gen.goal_library").gdict
     for task, verb in VERBS.items():
         for template in goals[task]["templates"]:

@@ -23,10 +23,10 @@ INVALID = ["", "dance", "LOOK", "go to nowhere 1", "take {o} from {r}", "look\nl
 
 
 def stock_env(request_infos):
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.envs import PddlEnv
 
-    return AlfredInfos(AlfredDemangler(PddlEnv(request_infos), shuffle=False))
+    return AlfredDemangler(PddlEnv(request_infos), shuffle=False)
 
 
 def play(env, path, seed, steps, lines):
@@ -40,7 +40,7 @@ def play(env, path, seed, steps, lines):
     rng = random.Random(seed)
     env.load(path)
     state = env.reset()
-    note(state, state["extra.gamefile"])
+    note(state)
     for step in range(steps):
         command = rng.choice(INVALID if step % 4 == 3 else state.admissible_commands)
         state, score, done = env.step(command)
@@ -54,7 +54,7 @@ def play(env, path, seed, steps, lines):
 
 def transcript(make_env, paths):
     env = make_env(EnvInfos(won=True, admissible_commands=True, facts=True, moves=True,
-                                      extras=["walkthrough", "gamefile"]))
+                            extras=["walkthrough"]))
     lines = []
     for seed, path in enumerate([*paths, paths[0]]):  # ends with the first game, loaded again
         play(env, path, seed, STEPS, lines)

@@ -51,23 +51,21 @@ class GameError(ValueError):
 
 
 def make_env(request_infos):
-    """A fast TextWorld environment in ALFWorld's own wrappers, without a game.
+    """A fast TextWorld environment in ALFWorld's own wrapper, without a game.
 
     request_infos: textworld.EnvInfos, what states contain besides feedback, won and score.
     Returns an object with load(path), reset() -> state, step(command) -> (state, score, done). A
     state is a dict with attribute access; score is 1 while the game is won, else 0. `load` raises
-    GameError. The wrappers are those of AlfredTWEnv: AlfredDemangler (readable names, the same in
-    every copy of a game) and AlfredInfos (state["extra.gamefile"] after reset). There is no step
+    GameError. The wrapper gives readable names, the same in every copy of a game. There is no step
     limit, and the game continues after `done`.
     """
     install()
-    demangler, infos = alfworld_wrappers()
-    return infos(demangler(_Env(request_infos), shuffle=False))
+    return alfworld_demangler()(_Env(request_infos), shuffle=False)
 
 
 @lru_cache(maxsize=1)
-def alfworld_wrappers():
-    """ALFWorld's two wrapper classes, imported without side effects.
+def alfworld_demangler():
+    """ALFWorld's wrapper class AlfredDemangler, imported without side effects.
 
     The first import of alfworld creates the folder $ALFWORLD_DATA (~/.cache/alfworld), which may
     not be possible, and is not needed. During the import, the variable names a folder that is
@@ -81,7 +79,7 @@ def alfworld_wrappers():
         del os.environ["ALFWORLD_DATA"]
         if before is not None:
             os.environ["ALFWORLD_DATA"] = before
-    return alfred_tw_env.AlfredDemangler, alfred_tw_env.AlfredInfos
+    return alfred_tw_env.AlfredDemangler
 
 
 def install():

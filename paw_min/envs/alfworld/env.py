@@ -1,6 +1,6 @@
 """ALFWorld: the list of playable games of a split, and an environment that plays them.
 
-Source: `AlfredTWEnv` of alfworld 0.4.2 (which games count, the wrappers) and verl-agent (reward 10
+Source: `AlfredTWEnv` of alfworld 0.4.2 (which games count, the names) and verl-agent (reward 10
 for a win; the observation is TextWorld's text unchanged, "-= Welcome to TextWorld, ALFRED! =-"
 included; the task is the text after "Your task is to: "; `help` is not offered). Deviations:
 
