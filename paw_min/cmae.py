@@ -52,8 +52,11 @@ def hard_tokens(logp: Tensor, rho: float) -> Tensor:
 
 
 def _observed(logp: Tensor, mask: Tensor) -> Tensor:
-    # Padding may hold anything, -inf included. Replace it first, so that neither a value nor a
-    # gradient becomes NaN.
+    """logp on observation tokens, 0 elsewhere: (N, T).
+
+    Padding may hold anything, -inf included. It is replaced first, so that neither a value nor a
+    gradient becomes NaN.
+    """
     if logp.shape != mask.shape or mask.ndim != 2:
         raise ValueError(f"logp {tuple(logp.shape)}, mask {tuple(mask.shape)}: need (N, T)")
     return logp.masked_fill(~mask.bool(), 0.0)

@@ -113,7 +113,7 @@ def fit_critic(
 
 
 def value_loss(value: Tensor, old: Tensor, returns: Tensor) -> Tensor:
-    """The larger of the plain and the clipped squared error, elementwise."""
+    """The larger of the plain and the clipped squared error: (B, S) each -> (B, S)."""
     clipped = value.clamp(old - VALUE_CLIP, old + VALUE_CLIP)
     return torch.maximum((value - returns) ** 2, (clipped - returns) ** 2)
 

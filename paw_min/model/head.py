@@ -37,7 +37,7 @@ def token_scores(
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product a b, in fp32 where a and b are bf16."""
+    """The matrix product (A, K), (K, B) -> (A, B), in fp32 where a and b are bf16."""
     if a.dtype != torch.bfloat16:
         return a @ b
     if a.is_cuda:

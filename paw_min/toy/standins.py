@@ -159,7 +159,7 @@ def imitate(
 
 
 def mean_loss(policy: Policy, rows: list[TokenRow]) -> Tensor:
-    """The weighted mean of the cross entropy over all responses and documents, in nats."""
+    """The weighted mean of the cross entropy over all responses and documents -> (), in nats."""
 
     def length(row: TokenRow) -> int:
         return len(row.prompt_ids) + len(row.response_ids) + len(row.obs_ids)
