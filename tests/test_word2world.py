@@ -25,7 +25,15 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy import default_data
 from paw_min.toy.standins import make_model
-from tests.helpers import INJECTION, ROOT, SMALL, chatml_tokenizer, control_tokens, one_sentence
+from tests.helpers import (
+    CHATML,
+    INJECTION,
+    ROOT,
+    SMALL,
+    chatml_tokenizer,
+    control_tokens,
+    one_sentence,
+)
 from world_models import word2world
 from world_models.supervised import fit
 from world_models.word2world import players, prompted, training, trajectories
@@ -200,9 +208,12 @@ def test_a_row_is_the_prompts_of_all_its_answers(template):
     assert set(targets) == set(range(len(row.obs_ids))) - set(row.context_positions)
 
 
-def test_an_answer_has_the_end_token_of_the_template_and_no_other():
+@pytest.mark.parametrize("before", ["", " "])  # Llama 2 writes a space before it
+def test_an_answer_has_the_end_token_of_the_template_and_no_other(before):
     """A base model's tokenizer has another one. No text of a chat becomes a control token."""
-    model = language_model(tokenizer=chatml_tokenizer())
+    tokenizer = chatml_tokenizer()
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", f"{before}<|im_end|>")
+    model = language_model(tokenizer=tokenizer)
     for texts in (["a", "go", "b", "go", "c"], [INJECTION] * 5):
         row = model.row(Trajectory(messages=chat_of(*texts)))
         found = control_tokens(model.policy, row.prompt_ids + row.obs_ids)

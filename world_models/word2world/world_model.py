@@ -172,8 +172,10 @@ class WorldModel:
             if not between:
                 raise UserError("the chat template leaves out messages of a second turn: use "
                                 "another model.")
-            # The end token of the answer is a target of its own.
-            after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
+            # The end token of the answer is a target of its own. Llama 2 writes a space before it.
+            before, _, rest = after.partition(self.policy.tokenizer.decode([self.end]))
+            if not before.strip():
+                after = rest
             self._turns[text] = self.policy.encode_rendered(after)
         return self._turns[text]
 
