@@ -41,6 +41,8 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
     (word2world, "verify alfworld --world-model w --out o", "verify is for webshop: alfworld has"),
     (word2world, "collect alfworld --out o --dry-run", "--dry-run is for the run scripts"),
+    # It would be ignored: a prompted world model reads up to 12,288 tokens.
+    (word2world, "fidelity alfworld --context 9 --out o", "--context is for train, not for fid"),
 ]
 
 

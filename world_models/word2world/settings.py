@@ -25,7 +25,7 @@ COMMANDS = {
 # Settings of one command, which would change nothing in another.
 OF_ONE = {
     "split": "collect", "episodes": "collect", "start": "train", "limit": "train",
-    "wins": "imitate", "budgets": "verify",
+    "width": "train", "context": "train", "wins": "imitate", "budgets": "verify",
 }
 
 
@@ -48,7 +48,7 @@ class Word2WorldSettings:
     trajectories: tuple[Path, ...] = ()  # files of collect
     start: str = ""  # what train starts from, as --model; default: from scratch
     limit: int = 0  # train: number of trajectories; 0: all
-    width: int = 128  # of a model from scratch, a multiple of 32
+    width: int = 128  # train: of a model from scratch, a multiple of 32
     context: int = 12288  # train: most tokens of a chat
     wins: int = 0  # imitate: won trajectories of each file; 0: all
     epochs: int = 5  # train, imitate: passes over the data
