@@ -346,6 +346,14 @@ def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, mo
     assert len({tuple(t.responses) for t in real}) > 1
 
 
+def test_cut_prompts_are_named(games, model, capsys):
+    """A run script would stop."""
+    cfg, tasks, make_pool = games
+    cfg = replace(cfg, model=model, max_turns=1, max_prompt_tokens=9)
+    players.play_model(cfg, load_policy(model), HFSampler(), make_pool(2), tasks[:2], "m, real")
+    assert "m, real: 2 prompts lost their beginning" in capsys.readouterr().out
+
+
 def test_broken_world_models(games):
     found = consistency(games, success)  # at once
     assert found["wm"] == 1.0 and found["w2r"] == found["cr"] == found["pairwise_cr"] == 0.0

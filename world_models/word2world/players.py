@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from paw_min.base.console import say
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
@@ -46,11 +47,14 @@ def play_model(
     recorder = Recorder(cfg.env, pool)
     # Prompts are cut in every benchmark: a dream may have pages that are longer than any real one.
     with sampler.sync(policy):
-        episodes = rollout(
+        played = rollout(
             cfg, policy, sampler, recorder, tasks, (cfg.seed, 0),
             benchmark=replace(BENCHMARKS[cfg.env], cut_prompts=True), label=label,
-        ).episodes
-    for trajectory, episode in zip(recorder.trajectories, episodes, strict=True):
+        )
+    if n_cut := played.metrics["prompts_cut"]:
+        say(f"{label}: {n_cut} prompts lost their beginning, with the task: raise "
+            "--max-prompt-tokens.")
+    for trajectory, episode in zip(recorder.trajectories, played.episodes, strict=True):
         trajectory.responses = [step.response for step in episode.transitions]
     return recorder.trajectories
 
