@@ -36,7 +36,7 @@ from tests.helpers import (
 )
 from world_models import word2world
 from world_models.supervised import fit
-from world_models.word2world import players, prompted, training, trajectories
+from world_models.word2world import commands, players, prompted, training, trajectories
 from world_models.word2world.dream import DreamPool, VerifiedPool
 from world_models.word2world.settings import COMMANDS, parse
 from world_models.word2world.trajectories import Trajectory, said, to_step, to_text
@@ -495,6 +495,7 @@ def test_errors_are_one_sentence(tmp_path, games_root, monkeypatch, words, messa
     Path("won").write_text(json.dumps(WON))
     Path("shop").mkdir()
     Path("shop/train.json").write_text('{"env": "webshop", "context": 9}')
+    monkeypatch.setattr(commands, "open_agent", None)  # before an agent is loaded
     small = ["--preset", "tiny", "--groups", "2", "--eval-tasks", "2", "--data", str(games_root)]
     with one_sentence(message):
         word2world.main([*words.split(), *small, "--out", "o"])

@@ -116,6 +116,7 @@ def consistency(job: Word2WorldJob) -> dict[str, dict]:
     cfg = job.cfg
     tasks = find_tasks(job.cfg)
     chosen = held_out(cfg, tasks)
+    predict = open_world_model(job, chosen).predict
     found = {}
     for name in job.settings.agents:
         with open_agent(cfg, name, job.settings.slips) as play:
@@ -123,7 +124,6 @@ def consistency(job: Word2WorldJob) -> dict[str, dict]:
             def play_in(where: str, pool: Pool, tasks: list[str], name=name, play=play):
                 return play(pool, tasks, f"{name}, {where}")
 
-            predict = open_world_model(job, chosen).predict
             found[name] = measure_consistency(cfg.env, predict, tasks.make_pool, chosen, play_in)
         shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
         say(f"{name}: {shown}")
@@ -135,10 +135,10 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
     cfg = job.cfg
     tasks = find_tasks(job.cfg)
     chosen = held_out(cfg, tasks)
+    predict = open_world_model(job, chosen).predict
     found = {}
     for name in job.settings.agents:
         with open_agent(cfg, name, job.settings.slips) as play:
-            predict = open_world_model(job, chosen).predict
             for budget in job.settings.budgets:
                 what = f"{name}, budget {budget}"
                 real = tasks.make_pool(min(SLOTS, len(chosen)))
