@@ -33,6 +33,7 @@ from tests.helpers import (
     chatml_tokenizer,
     control_tokens,
     one_sentence,
+    publish,
 )
 from world_models import word2world
 from world_models.supervised import fit
@@ -352,6 +353,19 @@ def test_cut_prompts_are_named(games, model, capsys):
     cfg = replace(cfg, model=model, max_turns=1, max_prompt_tokens=9)
     players.play_model(cfg, load_policy(model), HFSampler(), make_pool(2), tasks[:2], "m, real")
     assert "m, real: 2 prompts lost their beginning" in capsys.readouterr().out
+
+
+def test_a_thought_that_the_template_opens(games, model, tmp_path):
+    """It belongs to an agent's response. A world model would tell its own to the agent."""
+    policy = load_policy(model)
+    publish(policy.tokenizer, "deepseek_r1_distill")
+    cfg, tasks, make_pool = games
+    cfg = replace(cfg, max_turns=1, max_prompt_tokens=999)
+    (trajectory,) = players.play_model(cfg, policy, HFSampler(), make_pool(1), tasks[:1])
+    assert trajectory.responses[0].startswith("<think>")
+    policy.save(tmp_path)
+    with pytest.raises(UserError, match="opens a thought before each answer"):
+        prompted.load_prompted(str(tmp_path), cfg, 0, (), set(), 5)
 
 
 def test_broken_world_models(games):

@@ -104,6 +104,9 @@ def load_prompted(
                             f"{min(shared)}: give trajectories of training tasks.")
         examples = draw_examples(trajectories, shots, cfg.seed)
     policy = load(cfg, start_model(replace(cfg, model=name)))
+    if policy.opened_thought:
+        raise UserError(f"the chat template of {name} opens a thought before each answer, which "
+                        "would count as what the environment shows: use another model.")
     instructions = "\n\n".join([INSTRUCTIONS, *examples])
     world_model = PromptedWorldModel(policy, instructions, answer_tokens)
     n_tokens = check_template(world_model)
