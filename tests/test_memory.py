@@ -41,7 +41,7 @@ BASE = Config(micro_tokens=1000, kl_coef=0.1)
 
 
 def of(*, ranks=1, precision="bf16", **settings) -> Needs:
-    return needs(replace(BASE, **settings), empty_model(QWEN["1.5B"], ""), ranks, precision)
+    return needs(replace(BASE, **settings), empty_model(QWEN["1.5B"]), ranks, precision)
 
 
 def test_needs_of_ppo_of_shards_and_of_vllm():
@@ -71,7 +71,7 @@ def test_needs_are_those_of_the_real_model(family, rank, precision, config, tmp_
         lora.attach(policy.model, rank, precision, 0, None)
     weights = sum(p.nbytes for p in policy.parameters())
     trained = [p for p in policy.parameters() if p.requires_grad]
-    model = empty_model(policy.model.config, family)
+    model = empty_model(policy.model.config)
     ours = needs(replace(BASE, lora_rank=rank), model, 1, precision)
     assert ours.states == weights + 12 * sum(map(torch.numel, trained))
     assert ours.gradients == sum(p.nbytes for p in trained)
@@ -94,7 +94,7 @@ def test_needs_are_those_of_the_real_model(family, rank, precision, config, tmp_
 def test_presets_leave_their_gpu_room_for_a_pass(env, preset, gpu_bytes):
     cfg, _ = parse_args(env, presets_of(env), "", ["--preset", preset, "--data", "d"])
     (config,) = (QWEN[size] for size in QWEN if f"-{size}-" in cfg.model)
-    ours = needs(cfg, empty_model(config, ""), 1, "bf16")
+    ours = needs(cfg, empty_model(config), 1, "bf16")
     assert on_gpu(ours, cfg.vllm_memory * gpu_bytes) < 0.77 * gpu_bytes
 
 

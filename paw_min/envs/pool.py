@@ -300,14 +300,14 @@ def _serve(envs: dict[int, Environment], make_env: Callable[[], Environment],
             yield UserError(f"No environment can be created ({error}): free space in the folder "
                             "for temporary files, or set TMPDIR.")
             return
-        except Exception:  # noqa: BLE001 - any error
+        except Exception:  # whatever make_env raises
             yield RuntimeError("make_env failed, so no episode can be played:\n"
                                f"{traceback.format_exc()}")
             return
         yield LOADED
     try:
         answer = checked(getattr(envs[request.slot], request.method)(request.argument))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
+    except (Exception, SystemExit) as error:  # It ends one episode, and is reported by name.
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
         answer = _failed_step(f"{type(error).__name__}: {reason}")
     yield answer

@@ -163,7 +163,7 @@ def turn_text(tokenizer) -> str:
         raise UserError(
             f"the chat template refuses a second turn ({reason_of(error)}): {remedy}"
         ) from error
-    before, _, last = text.rpartition(TURNS[2]["content"])
+    before = text.rpartition(TURNS[2]["content"])[0]
     _, found, between = before.rpartition(TURNS[1]["content"])
     if not found:
         raise UserError(f"the chat template leaves out messages of a second turn: {remedy}")

@@ -66,7 +66,7 @@ def checked_tokenizer(folder: str, config):
     UserError if it has more tokens than the model, end tokens that the model has not, or no chat
     template that writes a user's message as it is.
     """
-    size = empty_model(config, folder).get_input_embeddings().num_embeddings
+    size = empty_model(config).get_input_embeddings().num_embeddings
     tokenizer = published_tokenizer(folder, config)
     if tokenizer.chat_template is None:
         raise UserError(f"{folder} has no chat template: use an instruct model")
@@ -142,7 +142,7 @@ def rules(tokenizer: Tokenizer) -> dict:
     return {name: parts[name] for name in ("normalizer", "pre_tokenizer", "model", "decoder")}
 
 
-def empty_model(config, folder: str):
+def empty_model(config):
     """The model without weights; UserError for matrices outside of linear layers and embeddings.
 
     Others (a mixture of experts, Mamba, GPT-2's Conv1D) have no adapters (lora.py) or read their

@@ -138,7 +138,7 @@ class SearchClient:
             found = [[_hit(entry) for entry in hits[:k]] for hits in answer.json()["result"]]
             if len(found) != len(queries):
                 raise ValueError(f"{len(found)} results for {len(queries)} queries")
-        except Exception as error:  # noqa: BLE001 - whatever another program has sent
+        except Exception as error:  # whatever another program has sent
             raise BadAnswer(f"{type(error).__name__}, {_excerpt(answer)}") from error
         return found
 

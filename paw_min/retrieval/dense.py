@@ -68,7 +68,7 @@ class Encoder:
             self._check_weights()
             self.model.max_seq_length = max_tokens
             self._encode("", ["a"])  # a model of another kind loads, but cannot do this
-        except Exception as error:  # noqa: BLE001 - the libraries raise many types
+        except Exception as error:  # each library has errors of its own
             raise ValueError(masked(
                 f"The encoder {name!r} cannot be loaded ({reason_of(error)}): give the "
                 "folder or hub name of a sentence encoder, and a device of this machine."

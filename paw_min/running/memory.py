@@ -75,7 +75,7 @@ def of_folder(cfg: Config, folder: str, precision: str) -> Needs:
     """The needs with the model in a folder or on the hub, of one of this run's ranks."""
     config = load_config(folder)
     with load_errors(folder):
-        model = empty_model(config, folder)
+        model = empty_model(config)
         return needs(cfg, model, distributed.of_torchrun("WORLD_SIZE", 1), precision)
 
 
