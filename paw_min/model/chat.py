@@ -87,8 +87,8 @@ class ChatTokenizer:
 
         So no page, passage or command can end a turn or begin another. Other text stays as it is.
         """
-        # A space may leave another token that overlapped this one, hence several looks. No text
-        # needs more than one for each of its characters.
+        # The space may expose another control token that overlapped this one, so the text is read
+        # again, at most once per character.
         for _ in text:
             found = self.tokenized(text, return_offsets_mapping=True)
             spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
@@ -192,7 +192,7 @@ def turn_end(tokenizer) -> int | None:
 
 
 def control_ids(tokenizer, ends: Iterable[int] = ()) -> set[int]:
-    """The control tokens: special ones; of added ones, those of the template and these end tokens.
+    """The control tokens: special ones, and added ones that the template writes or `ends` lists.
 
     Not the tags of the prompts, special or not, and no single character, which is text.
     """
