@@ -146,7 +146,7 @@ def gigpo(
 
 
 class Relative(NamedTuple):
-    """Values beside those of their label that count: float64, (N,) each."""
+    """Each value compared with the counted values of its label: float64, (N,) each."""
 
     centered: Tensor  # value - mean; 0 where one value counts: nothing to compare it with
     n: Tensor  # how many count
@@ -163,7 +163,7 @@ class Relative(NamedTuple):
 def relative(
     values: Tensor, label: Labels, trajectory: Labels | None = None, over: str = "rows"
 ) -> Relative:
-    """Each value beside the counted ones of its label: of all rows, or one per trajectory."""
+    """Compare each value with the counted ones of its label: all rows, or one per trajectory."""
     if over not in ("rows", "trajectories"):
         raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
     values = values.double()

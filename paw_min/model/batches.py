@@ -58,9 +58,9 @@ class Batch:
     row_weight: Tensor | None = None  # (B,) weight of the world-model loss
 
     def in_columns(self, values: Tensor | PerToken | None) -> Tensor | None:
-        """One number per response of all rows, (N,), or one per token of it -> (B, S).
+        """One number per response, (N,), or per token, N x T_i, in columns of this batch: (B, S).
 
-        Those of this batch, in the columns of their tokens. None stays None.
+        values: of all rows; None stays None.
         """
         if values is None:
             return None

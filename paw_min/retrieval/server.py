@@ -37,6 +37,7 @@ class RetrieveRequest(BaseModel):
 
 
 def make_app(retriever: Retriever) -> FastAPI:
+    """The web application with POST /retrieve, see above."""
     app = FastAPI()
 
     # It runs in the event loop, one search after another: each uses all cores already.
@@ -51,6 +52,7 @@ def make_app(retriever: Retriever) -> FastAPI:
 
 
 def load(args: argparse.Namespace) -> Retriever:
+    """The retriever of these flags; UserError, ValueError or OSError for unusable ones."""
     for value in (args.corpus, args.index, args.encoder):
         if is_url(value):
             raise UserError(f"{masked(value)} is a URL: give a path, or for --encoder a hub name.")

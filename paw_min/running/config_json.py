@@ -37,7 +37,7 @@ def differences(stored: Config, cfg: Config) -> list[str]:
     free = {*FREE_TO_CHANGE}
     if not (old["paw"] or new["paw"]):
         free |= OF_PAW
-    # A server that has moved.
+    # A server may have moved.
     free |= {key for key in ("data", "retriever") if is_url(old[key]) and is_url(new[key])}
     # Where longer prompts are cut, the limit changes what is trained on. Another method may have
     # prompts of its own, and cut them.

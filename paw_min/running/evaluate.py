@@ -21,7 +21,7 @@ def evaluate(
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 
-    trial_seed: another one draws other responses to the same tasks. benchmark: as of rollout.
+    trial_seed: another one draws other responses to the same tasks. benchmark: see rollout.
     """
     # -1 in place of the run's seed and update: all evaluations of all runs have the same seeds.
     key = (-1, trial_seed) if trial_seed else (-1,)

@@ -43,7 +43,7 @@ class Needs:
 
 
 def needs(cfg: Config, model, ranks: int, precision: str) -> Needs:
-    """model: without weights (empty_model). precision: of the passes."""
+    """The needs of one rank. model: without weights (empty_model). precision: of the passes."""
     number = 2 if precision == "bf16" else 4  # bytes of a number in a pass
     total = trained = model.num_parameters()
     frozen = 0  # bytes
@@ -80,7 +80,7 @@ def of_folder(cfg: Config, folder: str, precision: str) -> Needs:
 
 
 def on_gpu(ours: Needs, vllm: float) -> float:
-    """vllm: bytes of its fraction of the GPU."""
+    """Bytes on the GPU of one rank. vllm: bytes of its fraction."""
     return ours.states + max(0, vllm - ours.gradients, ours.reference - ours.gradients)
 
 
