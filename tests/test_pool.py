@@ -126,8 +126,8 @@ def test_large_messages_do_not_block():
 
 
 @pytest.mark.parametrize("workers, command, reason", [
-    (0, "raise", "KeyError: 'val1'"),
-    (2, "exit", "SystemExit: Undeclared predicate"),
+    (0, "raise", "KeyError: 'val1' (test_pool.py:"),
+    (2, "exit", "SystemExit: Undeclared predicate (test_pool.py:"),
 ])
 def test_an_exception_costs_one_episode(workers, command, reason, caplog):
     with EnvPool(Toy, 3, workers) as pool:

@@ -309,7 +309,10 @@ def _serve(envs: dict[int, Environment], make_env: Callable[[], Environment],
         answer = checked(getattr(envs[request.slot], request.method)(request.argument))
     except (Exception, SystemExit) as error:  # It ends one episode, and is reported by name.
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
-        answer = _failed_step(f"{type(error).__name__}: {reason}")
+        # The line is for the author of an environment: KeyError: 'x' alone does not name it.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+        answer = _failed_step(f"{type(error).__name__}: {reason} ({place})")
     yield answer
 
 
