@@ -277,11 +277,21 @@ def test_settings_are_the_papers(tmp_path, monkeypatch):
     assert asked("24gb").settings.sft_lr == pytest.approx(2e-5)  # LoRA has ten times the rate
 
 
+def test_another_name_is_another_run_on_the_same_triplets(tmp_path):
+    """A run folder with another --lr asks for it."""
+    words = ["alfworld", "--out", str(tmp_path), "--method", "wm-sft"]
+    jobs = [settings.parse("", [*words, *more]) for more in ([], ["--name", "b"])]
+    assert jobs[0].shared() == jobs[1].shared()
+    for job, folder in zip(jobs, ("wm-sft", "wm-sft-b")):
+        assert job.method_config().name == folder
+        assert f"alfworld-tiny-grpo-seed0-after-{folder}" in stages.policy_rl(job, tmp_path)
+
+
 # ---- stages ----
 
 
 def job_of(cfg: Config) -> settings.RwmlJob:
-    return settings.RwmlJob(cfg, settings.RwmlSettings(tasks=1), Path("out"), None, [])
+    return settings.RwmlJob(cfg, settings.RwmlSettings(tasks=1), "rwml", Path("out"), None, [])
 
 
 def test_the_filter_has_its_own_threshold(monkeypatch):

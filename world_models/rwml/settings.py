@@ -65,6 +65,7 @@ class RwmlJob:
 
     cfg: Config  # the agent's
     settings: RwmlSettings
+    name: str  # of the method's run folder
     folder: Path
     encoder: Encoder
     flags: list[str]  # the run script's
@@ -72,7 +73,7 @@ class RwmlJob:
     def method_config(self) -> Config:
         """Settings of this method's run folder; `train` sets the rest."""
         return replace(
-            self.cfg, out=str(self.folder), name=self.settings.method,
+            self.cfg, out=str(self.folder), name=self.name,
             model=str(self.folder / "start"),
             # One optimizer step per update, so B triplets with G answers each.
             algo="grpo", mini_batch=0, paw=False, updates=1, invalid_penalty=0.0,
@@ -98,6 +99,7 @@ def parse(doc: str, argv: list[str] | None = None) -> RwmlJob:
     parser = Parser(description=doc, epilog="All other flags: see the run scripts.")
     parser.add_argument("env", choices=NAMES, metavar="ENV", help="a benchmark")
     parser.add_argument("--out", type=Path, required=True, help="folder of everything")
+    parser.add_argument("--name", help="another run folder of this method, METHOD-NAME")
     parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
     add_flags(parser, RwmlSettings)
     args, flags = parser.parse_known_args(argv)
@@ -116,7 +118,8 @@ def parse(doc: str, argv: list[str] | None = None) -> RwmlJob:
         raise UserError(f"--epochs is for --method rwml: with {settings.method}, omit it.")
     check_machine(cfg)
     encoder = load_encoder(settings.encoder, usual_device())
-    job = RwmlJob(cfg, settings, expanded(args.out), encoder, flags)
+    name = f"{settings.method}-{args.name}" if args.name else settings.method
+    job = RwmlJob(cfg, settings, name, expanded(args.out), encoder, flags)
     check(job.method_config())
     with writing(f"the folder {job.folder}"):
         job.folder.mkdir(parents=True, exist_ok=True)

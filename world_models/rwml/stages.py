@@ -12,7 +12,7 @@ METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets
 thought) or early-experience (early_experience.py).
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
-filter.json, and a run folder per method. RWML's updates resume from the last checkpoint, as in RL;
+filter.json, and a run folder per method and --name. RWML's updates resume from the last checkpoint, as in RL;
 another stage that was killed starts again (world_models/stage.py). One process, on one GPU.
 
 The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
@@ -361,5 +361,5 @@ def policy_rl(job: RwmlJob, checkpoint: Path) -> list[str]:
     """The flags of the paper's policy RL (B.2), without PaW, in a run folder of its own."""
     flags = [*job.flags, "--no-paw"]
     plain = parse_config(job.cfg.env, presets_of(job.cfg.env), "", flags)
-    name = f"{plain.name}-after-{job.method_config().name}"
+    name = f"{plain.name}-after-{job.name}"
     return [*flags, "--name", name, "--model", str(checkpoint)]
