@@ -17,6 +17,7 @@ Their random draws, as in paw_min/base/seeds.py. Outside an update, its number i
     rehearsed responses          "rehearsal", seed                      rwml.stages.make_start
     easy triplets that stay      "too easy", seed                       rwml.stages.make_filter
     embeddings of new tags       seed                                   rwml.stages.add_tags
+    mistakes of a teacher        "demonstrations", seed, haste          teachers.*.demonstrations
     other commands of a state    "branches", seed, number of the state  early_experience.branches
     order of rows in an epoch    ("rwml" or "word2world", seed), epoch  supervised.fit
     commands of a player         its name, seed, number of the episode  players.play_rules

@@ -12,12 +12,13 @@ METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets
 thought) or early-experience (early_experience.py).
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
-filter.json, and a run folder per method and --name. RWML's updates resume from the last checkpoint, as in RL;
-another stage that was killed starts again (world_models/stage.py). One process, on one GPU.
+filter.json, and a run folder per method and --name. RWML's updates resume from the last checkpoint,
+as in RL; another stage that was killed starts again (world_models/stage.py). One process, on one
+GPU.
 
-The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
-has the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper, whose
-models answer zero-shot.
+The stand-in models cannot write the format, and their vocabulary has no <next_state>. So start/ has
+the tags that a vocabulary lacks, and with the preset tiny a format warm start, cross entropy on the
+10 % of triplets. Not in the paper, whose models answer zero-shot.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,14 @@
 """Word2World (arXiv 2512.18832): a language model in place of the environment, and its measures.
 
-    python -m world_models.word2world collect ENV --out FOLDER [--agents NAME ...]
-    python -m world_models.word2world train ENV --trajectories FILE ... --out FOLDER
+    python -m world_models.word2world collect ENV [--agents NAME ...]
+    python -m world_models.word2world train ENV --trajectories FILE ...
     python -m world_models.word2world fidelity ENV --world-model FOLDER --trajectories FILE
     python -m world_models.word2world consistency ENV --world-model FOLDER
     python -m world_models.word2world verify webshop --world-model FOLDER --budgets 0 2 4 10
     python -m world_models.word2world imitate ENV --trajectories FILE ... [--wins N]
 
-In place of a trained --world-model FOLDER, any instruct model: --world-model NAME --shots 0, or
---shots 3 --examples FILE ... (prompted.py).
+Each needs --out FOLDER. In place of a trained --world-model FOLDER, any instruct model:
+--world-model NAME --shots 0, or --shots 3 --examples FILE ... (prompted.py).
 
 collect      episodes of agents on the training tasks (sec. 4)
 train        fit a world model to trajectories, from scratch or from a model (sec. 4, Table 7)
@@ -23,7 +23,7 @@ the language model of --model, the rule-based `teacher` of the generated data, a
 All other flags are those of the run scripts: --model is the agent, --eval-tasks the number of
 held-out tasks, --max-turns the most steps of an episode (50).
 
-Each command writes <command>.json to its folder when it is complete, with `command`, the command
+Each command writes <command>.json to that folder when it is complete, with `command`, the command
 line, and `seconds`. A rerun skips a complete command (world_models/stage.py). trajectories.py and
 this folder's README.md have the deviations.
 """
