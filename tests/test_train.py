@@ -9,6 +9,7 @@ import runpy
 import shutil
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
@@ -74,6 +76,12 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     assert runs.read_metrics(folder)[:4] == lines
 
 
+def train_in_child(cfg):
+    """Train in a child. If it is killed with the lock that tqdm shares, all processes hang."""
+    tqdm.set_lock(threading.RLock())
+    train.train(cfg)
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 at new lines of metrics, at once and a little later; then a run to the end."""
@@ -83,7 +91,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     kills = 0
     for delay in (0.0, 0.05, None):  # seconds after a line has appeared
         seen = len(runs.read_metrics(folder))
-        process = multiprocessing.get_context("fork").Process(target=train.train, args=(cfg,))
+        process = multiprocessing.get_context("fork").Process(target=train_in_child, args=(cfg,))
         process.start()
         while delay is not None and process.is_alive():
             # Later lines are dropped on resuming, so wait for the file to grow again.
