@@ -96,9 +96,10 @@ def test_episodes_are_described():
     episodes = [
         episode(0, [0.0, 10.0], [True, True]), episode(0, [0.0], [True]),
         episode(1, [5.0, 0.0, 5.0], [True, False, False]), episode(1, [10.0], [False]),
+        episode(2, [10.0], [True]), episode(2, [0.0], [True]),
         episode(1, [0.0] * 9, [False] * 9, failed="it broke"),
     ]
     assert describe_episodes(episodes) == {
-        "success": 0.5, "return": 7.5, "length": 7 / 4, "valid": 4 / 7, "no_variance": 0.5,
-        "failed": 1, "rows": 7,
+        "success": 0.5, "return": 40 / 6, "length": 9 / 6, "valid": 6 / 9, "no_variance": 1 / 3,
+        "failed": 1, "rows": 9,
     }
