@@ -25,7 +25,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
 from paw_min.inspect.__main__ import pieces
-from paw_min.rows import flatten
+from paw_min.rows import Episode, flatten
 from paw_min.running import samples
 from paw_min.toy import standins
 from paw_min.update import prepare
@@ -85,6 +85,16 @@ def test_a_sample_is_what_training_used(monkeypatch):
         assert s["selected"] == (i in kept)
     monkeypatch.setattr(samples, "LIMIT", 1)
     assert len(samples.choose(EPISODES)) == 1  # the first is stored, however long it is
+
+
+def test_the_first_won_and_lost_episode_of_each_group_come_before_others(monkeypatch):
+    outcomes = [(0, False), (0, False), (0, True), (1, True), (1, True), (1, False)]
+    step = ROWS[0]
+    episodes = [Episode("task", group, number, [step], won=won)
+                for number, (group, won) in enumerate(outcomes)]
+    monkeypatch.setattr(samples, "LIMIT", 5)  # steps, so episodes here
+    chosen = samples.choose(episodes)
+    assert [e.trajectory for e in chosen] == [0, 1, 2, 3, 5]  # all but one of the others
 
 
 # ---- the numbers of the page ----

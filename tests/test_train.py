@@ -72,7 +72,9 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     assert "all 3 updates were done before: nothing is trained" in capsys.readouterr().out
     # More updates resume from there.
     train.train(config(updates=4))
-    assert "\nresumed after update 3; the lines up to there ran before\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\nresumed after update 3; the lines up to there ran before\n" in out
+    assert "nothing is trained" not in out
     assert runs.read_metrics(folder)[:4] == lines
 
 
