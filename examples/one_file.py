@@ -523,7 +523,7 @@ def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
     pyplot.xlabel("updates")
     pyplot.ylabel("success (%)")
     pyplot.ylim(0, 100)  # an axis of 1.5 to 1.6 % would show a rise where nothing is learned
-    # Below the axes, where it covers no curve.
+    # The legend is below the axes, where it covers no curve.
     pyplot.legend(title="line: mean, band: worst to best seed", ncols=3, loc="upper center",
                   bbox_to_anchor=(0.5, -0.12), frameon=False)
     pyplot.savefig(path, dpi=150, bbox_inches="tight")

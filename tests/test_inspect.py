@@ -202,7 +202,7 @@ def in_browser(page: str, expression: str, width: int, folder: Path):
     return json.loads(html.unescape(re.sub("</?html>", "", done.stdout)))
 
 
-# Of each observation token, by transition and column: struck?, given?, share of the gradient in %.
+# Each observation token has, by transition and column: struck?, given?, % of the gradient.
 TOKENS = """D.steps.map((s, i) => (show(i), D.weights.map((w, k) => [...document.querySelectorAll(
     `#observation [data-weights=${w.label}] [data-i]`)].map(span => {
         read(span);

@@ -101,7 +101,7 @@ def test_a_ratio_beyond_all_floats_has_no_gradient(advantage):
     loss = loss + losses.k3_kl(logp, logp.detach() + far, mask)
     (gradient,) = torch.autograd.grad(loss, logp)
     assert loss.isfinite() and all(value.isfinite() for value in metrics.values())
-    # Beyond the clips. The other token has the gradient of the surrogate at ratio 1.
+    # The first is beyond the clips. The other token has the gradient of the surrogate at ratio 1.
     assert gradient.tolist() == [[0.0, -advantage / 2]]
 
 

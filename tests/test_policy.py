@@ -190,7 +190,7 @@ def test_responses_end_at_the_first_end_token(make_tokenizer):
     policy = make_policy(tokenizer=make_tokenizer())
     names = policy.tokenizer.convert_ids_to_tokens(policy.eos_ids)
     assert names == (["<|im_end|>", "<end>"] if make_tokenizer() else ["<end>"])
-    # Among many samples some end early and carry their end token, which is trained like any other.
+    # Some of many samples end early and carry their end token, which is trained like any other.
     out = sample(policy, [ROWS[0].prompt_ids] * 200, range(200), 1.0, 8)
     assert {r.ids[-1] for r in out if not r.cut} == set(policy.eos_ids)
     assert all(r.ids[-1] in policy.eos_ids for r in out if len(r.ids) < 8)

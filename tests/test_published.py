@@ -34,7 +34,7 @@ LLAMA_3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-# As transformers replaces LLAMA_3 with fix_mistral_regex=True.
+# It is what transformers puts in place of LLAMA_3 with fix_mistral_regex=True.
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"

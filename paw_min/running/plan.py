@@ -51,7 +51,7 @@ def data(cfg: Config) -> None:
 def training(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
-    # With PaW, the next observation stands behind a prompt and its response.
+    # PaW appends the next observation to a prompt and its response.
     longest = cfg.context_length + (cfg.max_obs_tokens if cfg.paw else 0)
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
     every = cfg.eval_every or cfg.updates or 1

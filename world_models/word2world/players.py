@@ -55,7 +55,7 @@ def play_model(
         say(f"{label}: {n_cut} prompts lost their beginning, with the task: raise "
             "--max-prompt-tokens.")
     for trajectory, episode in zip(recorder.trajectories, played.episodes, strict=True):
-        # With what the template writes of them: `imitate` may train a model that has another one.
+        # They begin with what the template wrote: `imitate` may train a model with another one.
         opened = policy.opened_thought
         trajectory.responses = [opened + step.response for step in episode.transitions]
     return recorder.trajectories
