@@ -1,4 +1,4 @@
-"""What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs JOB FOLDER`.
+"""What each rank of tests/running/test_dist.py does: `torchrun ... -m tests.dist_jobs JOB FOLDER`.
 
 JOB: `policy` or `ppo`. Each also makes one more update of the run in FOLDER, sharded. In one
 process, without torchrun, the same functions give the numbers to compare with.

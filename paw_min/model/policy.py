@@ -4,9 +4,9 @@
 response's tokens, for RL, and of the next observation's tokens, for the world model, and the
 entropies of the former; those of the latter only for a loss that asks for them. Attention is
 causal: no token of the response attends to the observation behind it. So an observation changes no
-log-probability of the response, to the last bit on a CPU (tests/test_policy.py). The model gets our
-own head (head.py), which computes logits only where they are needed: all of a batch at once would
-take more memory than the model.
+log-probability of the response, to the last bit on a CPU (tests/method/test_policy.py). The model
+gets our own head (head.py), which computes logits only where they are needed: all of a batch at
+once would take more memory than the model.
 
 The paper does not say which tokens separate a and o. Here they are what the chat template puts
 between a response and the next user message (Policy.separator), because a chat model has seen an

@@ -29,7 +29,7 @@ from paw_min.rows import PerToken, Rows, TokenRow
 
 # Mean |log pi - log mu| in nats per token that rounding can explain; mu is the sampler's policy.
 # Measured: 1e-6 in fp32; in bf16 on a CPU 0.008 for the stand-in of ALFWorld, 0.033 for
-# SmolLM2-135M; published: about 0.01. A failed sync gives 0.4 and more (tests/test_vllm.py).
+# SmolLM2-135M; published: about 0.01. A failed sync gives 0.4 and more (tests/model/test_vllm.py).
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
 REMEDY = {
     "transformers": "this model generates otherwise than it trains: use another --model, or "

@@ -41,7 +41,7 @@ from tests.helpers import (
     TOKEN_ROWS,
     make_policy,
 )
-from tests.test_published import PIECES, make_tokenizer
+from tests.model.test_published import PIECES, make_tokenizer
 
 RHO = 0.06
 LAST = "checkpoint-000002"

@@ -22,7 +22,7 @@ from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from tests.pools import reset, step, until
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Toy:
@@ -261,7 +261,7 @@ def test_make_env_must_not_fail(workers, make_env, error, sentence):
 SCRIPT = """
 import sys, time
 from tests.pools import reset
-from tests.test_pool import EnvPool, Toy, pid
+from tests.envs.test_pool import EnvPool, Toy, pid
 if __name__ == "__main__":
     way = sys.argv[1]
     pool = EnvPool(Toy, 2, 2)

@@ -126,7 +126,7 @@ class Kind(NamedTuple):
         return next(token for token in tokens if self.between.strip().startswith(token))
 
 
-PUBLISHED = {  # `python -m pytest tests/test_published.py -rA` prints the names
+PUBLISHED = {  # `python -m pytest tests/model/test_published.py -rA` prints the names
     "Qwen2.5": Kind("qwen2", QWEN_2, CHATML_TURN, "qwen2_5", dict(tie_word_embeddings=True)),
     "Qwen2.5 with YaRN": Kind(
         "qwen2", QWEN_2, CHATML_TURN, "qwen2_5", dict(rope_parameters=YARN)),

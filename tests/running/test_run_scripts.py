@@ -17,7 +17,7 @@ from paw_min.toy import default_data, default_model
 from tests.helpers import SMALL, Script, argv
 from tests.retrieval import serving
 
-OFFICIAL = Path(__file__).parent / "data" / "webshop"  # an invented shop in the official format
+OFFICIAL = Path(__file__).parents[1] / "data" / "webshop"  # an invented shop in the official format
 PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
     name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
     sampler="transformers", mini_batch=4, max_response_tokens=4,

@@ -1,6 +1,6 @@
 """LoRA: gradients of the merged model, the start model as reference, checkpoints, export.
 
-With the real peft. Over several ranks: tests/test_dist.py; in vLLM: tests/test_vllm.py.
+With the real peft. Over several ranks: test_dist.py; in vLLM: test_vllm.py.
 """
 
 import json

@@ -28,7 +28,7 @@ from paw_min.update import ObservationLoss, mini_batches, optimize, prepare
 from tests.helpers import BASE, EPISODES, ROWS, SMOLLM2, make_policy, plain_logp, weights_of
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
-PAGE = Path(__file__).parent.parent / "paw_min" / "envs" / "README.md"
+PAGE = Path(__file__).parents[2] / "paw_min" / "envs" / "README.md"
 
 
 def session(lr=0.0) -> SimpleNamespace:

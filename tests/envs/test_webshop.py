@@ -23,7 +23,7 @@ from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.pages import read_action
 
-DATA = Path(__file__).parent / "data" / "webshop"
+DATA = Path(__file__).parents[1] / "data" / "webshop"
 KINDS = ["human", "synthetic"]
 
 
