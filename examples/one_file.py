@@ -26,6 +26,7 @@ is a line of the paper's Algorithm 1, listed in paw_min/update.py.
 """
 
 import argparse
+import copy
 import math
 import random
 import sys
@@ -213,6 +214,7 @@ class Rollout:
     old_logp: Tensor  # (N,) log-probability with which the action was sampled
     entropy: Tensor  # (N,) of the policy where it chose the action, in nats
     returns: Tensor  # (G, E)
+    start_logp: Tensor | None = None  # (N,) of the action in the start model; for the KL term
 
 
 @torch.no_grad()
@@ -254,8 +256,8 @@ def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tens
     """Eq. 1, with GRPO's clipped ratio in place of log pi: (B,), (B,), (B,) -> ().
 
     The paper prints a sum over the actions of an episode. The code that it builds on takes the mean
-    over all actions, and so does this. GRPO's KL term (research/LOG.md: runs with it), its
-    entropy bonus and the dual clip of the package's losses.py are left out.
+    over all actions, and so does this. The entropy bonus and the dual clip of the package's
+    losses.py are left out.
     """
     ratio = (logp - old_logp).exp()
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -275,6 +277,15 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
     selected = torch.zeros_like(entropy, dtype=torch.bool)
     selected[order[:count]] = True
     return selected
+
+
+def k3(logp: Tensor, start_logp: Tensor) -> Tensor:
+    """GRPO's KL term, which holds the policy near the start model: (B,), (B,) -> ().
+
+    Schulman's estimator of the KL divergence: 0 where both probabilities are equal, else positive.
+    """
+    log_ratio = start_logp - logp
+    return (log_ratio.exp() - 1 - log_ratio).mean()
 
 
 def cross_entropy(logp: Tensor) -> Tensor:
@@ -343,6 +354,7 @@ class Arm:
     """What a model is trained on. The defaults are PaW's."""
 
     scale: float = 1.0  # weight of the world-model loss; 0 is GRPO
+    kl: float = 0.0  # weight of the KL term
     alpha: float = 0.75  # Eq. 4
     rho: float = 0.2  # Eq. 7
     lambda_g: str = "adaptive"  # Eq. 10, or "constant": 1
@@ -377,6 +389,8 @@ def learn(
         action_logp = logp[:, n_prompt - 1]  # (B,)
         observation_logp = logp[:, n_prompt:]  # (B, O)
         rl = clipped_surrogate(action_logp, rollout.old_logp[index], advantage[index])  # line 7
+        if arm.kl:
+            rl = rl + arm.kl * k3(action_logp, rollout.start_logp[index])
         if arm.loss == "ce":
             wm = cross_entropy(observation_logp)  # (B,)
         else:
@@ -391,8 +405,14 @@ def learn(
         optimizer.step()  # line 11
 
 
-def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: Arm) -> None:
-    """One update of Algorithm 1. Its loop over groups (lines 5 and 10) is in the shapes."""
+def update(
+    model: Model, optimizer, world: World, tasks: list[list[str]], arm: Arm,
+    start: Model | None = None,
+) -> None:
+    """One update of Algorithm 1. Its loop over groups (lines 5 and 10) is in the shapes.
+
+    start: the model before RL, for the KL term; not needed if arm.kl is 0.
+    """
     rollout = play(model, world, tasks)  # lines 2 and 3
     selected = top_alpha(rollout.entropy, arm.alpha)  # line 4, over all groups at once
     lambdas = lambda_g(rollout.returns)  # line 9, (G,)
@@ -403,6 +423,10 @@ def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: A
     advantage = grpo(rollout.returns).flatten().repeat_interleave(len(tasks[0]))  # (N,)
     if arm.placebo:
         rollout = replace(rollout, observation=shuffled(rollout.observation))
+    if arm.kl:
+        with torch.no_grad():
+            start_logp = logp_of(start(rollout.prompt)[:, -1], rollout.action)  # (N,)
+        rollout = replace(rollout, start_logp=start_logp)
     learn(model, optimizer, rollout, advantage, weight, arm)  # lines 7, 8 and 11
 
 
@@ -478,12 +502,13 @@ def run(
     # Warm start and tasks have a random generator of their own, so all arms get the same ones.
     rng = random.Random(seed)
     warm_start(model, world, rng, size)
+    start = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.lr, betas=(0.9, 0.95))
     curve = []
     for k in range(size.updates + 1):
         if k > 0:  # line 1; the first evaluation is of the warm start
             tasks = [[rng.choices(step)[0] for step in world.steps()] for _ in range(GROUPS)]
-            update(model, optimizer, world, tasks, arm)
+            update(model, optimizer, world, tasks, arm, start)
         if k % size.evaluate_every == 0 or k == size.updates:
             point = evaluate(model, world, k)
             curve.append(point)
@@ -541,6 +566,7 @@ def main() -> None:
                         help="Eq. 10, or 1")
     parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
     parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
+    parser.add_argument("--kl", default=0.0, type=float, help="weight of GRPO's KL term")
     args = parser.parse_args()
     for flag, value in (("--alpha", args.alpha), ("--rho", args.rho)):
         if not 0 < value <= 1:
@@ -549,13 +575,15 @@ def main() -> None:
         parser.error(f"--updates {args.updates} must be at least 1")
     if not 0 <= args.scale < math.inf:
         parser.error(f"--scale {args.scale} must be a finite number, 0 or more")
+    if not 0 <= args.kl < math.inf:
+        parser.error(f"--kl {args.kl} must be a finite number, 0 or more")
     with open("one_file.png", "ab"):  # an unwritable picture ends the command before its runs
         pass
     # More threads would not be faster, and sums would depend on their number.
     torch.set_num_threads(1)
     paw = Arm(
         scale=args.scale, alpha=args.alpha, rho=args.rho, lambda_g=args.lambda_g,
-        loss=args.loss,
+        loss=args.loss, kl=args.kl,
     )
     arms = make_arms(paw)
     size = Size(updates=args.updates)

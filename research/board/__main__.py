@@ -103,6 +103,7 @@ def is_arm(found) -> bool:
         and 0 < found.alpha <= 1
         and 0 < found.rho <= 1
         and 0 <= found.scale < math.inf
+        and 0 <= found.kl < math.inf
     )
 
 
@@ -112,7 +113,7 @@ def check(path: Path) -> None:
     if not is_arm(arm):
         raise UserError(f"{path}: ARM is {arm!r:.200}; it must be an Arm of examples.one_file, "
                         "with the loss cmae or ce, lambda_g adaptive or constant, alpha and rho "
-                        "above 0 and at most 1, and a finite scale of at least 0")
+                        "above 0 and at most 1, finite scale and kl of at least 0")
     if names := unread(path):
         raise UserError(f"{path}: nothing reads {', '.join(names)}; the board takes ARM and the "
                         f"functions {', '.join(REPLACEABLE)}")

@@ -42,6 +42,18 @@ def test_the_placebo_trains_on_observations_of_others(monkeypatch):
     assert sorted(shuffled.tolist()) == observation.tolist()
 
 
+def test_the_kl_term_is_to_the_start_model(monkeypatch):
+    world, model = small()
+    start = copy.deepcopy(model)
+    start.head.bias.data[model.id_of["saw"]] = 2.0
+    seen = []
+    monkeypatch.setattr(one_file, "learn", lambda *args: seen.append(args[2]))
+    one_file.update(model, None, world, [["lock0", "lock1"]], one_file.Arm(kl=0.01), start)
+    (rollout,) = seen
+    logp = start(rollout.prompt)[:, -1].gather(1, rollout.action[:, None])[:, 0]
+    torch.testing.assert_close(rollout.start_logp, logp)
+
+
 def test_mini_batches_add_up(monkeypatch):
     """The mean gradient of four mini-batches, at fixed parameters, is that of the whole update."""
     world, model = small()
@@ -133,6 +145,7 @@ one_file.main()
 @pytest.mark.parametrize("words, code, part", [
     (["examples.three_worlds", "serials"], 1, "[Errno 21] Is a directory: 'serials.png'"),
     (["examples.one_file", "--scale", "nan"], 2, "--scale nan must be a finite number, 0 or more"),
+    (["examples.one_file", "--kl", "-1"], 2, "--kl -1.0 must be a finite number, 0 or more"),
 ])
 def test_a_command_that_cannot_end_well_trains_nothing(words, code, part, tmp_path):
     (tmp_path / "serials.png").mkdir()
@@ -157,7 +170,8 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
     returns[1, :3] = returns[2, 2:7] = returns[3] = one_file.R_MAX
     n_rows = len(rollout.action)
     old_logp = rollout.old_logp + torch.linspace(-0.5, 0.5, n_rows)
-    rollout = replace(rollout, returns=returns, old_logp=old_logp)
+    start_logp = rollout.old_logp + torch.linspace(1, -1, n_rows)
+    rollout = replace(rollout, returns=returns, old_logp=old_logp, start_logp=start_logp)
     group = [n // 16 for n in range(n_rows)]
     trajectory = [n // 2 for n in range(n_rows)]
     score = returns.flatten().repeat_interleave(2)  # (N,)
@@ -187,7 +201,7 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
     observation_logp = logp[:, 3:]
     # The model knows nothing: with this rho, it has tokens on both sides.
     rho = observation_logp.exp().median().item()
-    arm = one_file.Arm(alpha=0.6, rho=rho, loss=loss, scale=0.7)
+    arm = one_file.Arm(alpha=0.6, rho=rho, loss=loss, scale=0.7, kl=0.3)
     # A step of SGD is the gradient.
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     one_file.learn(model, optimizer, rollout, advantage, weight, arm)
@@ -199,7 +213,8 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
         row_loss = cmae.cross_entropy(observation_logp, mask)
     else:
         row_loss = cmae.clipped_mae(observation_logp, mask, rho)
-    (rl + 0.7 * (weight * row_loss).sum()).backward()
+    kl = losses.k3_kl(logp[:, 2:3], start_logp[:, None], one)
+    (rl + 0.3 * kl + 0.7 * (weight * row_loss).sum()).backward()
     torch.nn.utils.clip_grad_norm_(other.parameters(), one_file.GRADIENT_CLIP)
     torch.optim.SGD(other.parameters(), lr=1.0).step()
     for ours, theirs in zip(model.parameters(), other.parameters()):
