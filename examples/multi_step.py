@@ -7,7 +7,7 @@ with equal prompt, response and observation, the first alone competes in Eq. 4: 
 half of them are equal to an earlier one. STEPS = 1 or ONCE = False leaves one of the two out; then
 give the run another --name.
 
-The flags are those of the benchmark's run script. The page of a run (paw_min.inspect) shows what
+The flags are those of the benchmark's run script. The page of a run (paw_min.page) shows what
 PaW would have selected.
 """
 

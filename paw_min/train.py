@@ -37,10 +37,10 @@ from paw_min.model.scoring import check_sync
 from paw_min.ppo import with_critic
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Episode, Rows, flatten
+from paw_min.running.episodes import stored_episodes
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics
-from paw_min.running.samples import sample
 from paw_min.running.session import Session, count_tasks, open_session, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
@@ -143,7 +143,8 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
         except NonFinite as error:
             raise UserError(f"update {k}: {error}: {s.run.nan_remedy()}.") from error
 
-    s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.
+    # For the page of the run, paw_min.page.
+    s.run.write(f"samples/{k:06d}.json", stored_episodes(k, episodes, rows))
     metrics["sampler_gap"] = gap
     # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
     metrics["memory_gb"] = peak_memory(s.policy.device, s.sampler.released)

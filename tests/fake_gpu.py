@@ -210,7 +210,7 @@ def inference_mode(mode=True):
 
 
 def run(words: list[str]) -> None:
-    """["run_search.py", "--seed", "1"] or ["-m", "paw_min.inspect", ...], as the main program."""
+    """["run_search.py", "--seed", "1"] or ["-m", "paw_min.page", ...], as the main program."""
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

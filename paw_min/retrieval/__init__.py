@@ -1,4 +1,4 @@
-"""Passage retrieval: the interface, and the choice of a retriever.
+"""Passage retrieval: the choice of a retriever.
 
 Three retrievers; `open_retriever` returns one of the first two:
 
@@ -11,26 +11,9 @@ passages in the same order on every machine.
 """
 
 from pathlib import Path
-from typing import Protocol, TypedDict
 
 from paw_min.base.files import is_url
-
-
-class Document(TypedDict):
-    id: str
-    contents: str  # '"Title"\ntext' in the published corpora
-
-
-class Hit(TypedDict):
-    """One search result, as Search-R1's servers send it."""
-
-    document: Document
-    score: float
-
-
-class Retriever(Protocol):
-    def search(self, queries: list[str], k: int) -> list[list[Hit] | None]:
-        """At most k hits for each query, best first; None: a server has refused this query."""
+from paw_min.retrieval.interface import Retriever
 
 
 def open_retriever(source: str | Path) -> Retriever:

@@ -33,8 +33,8 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
+from paw_min.retrieval.interface import Hit
 
 # Pyserini's defaults; Lucene's own are 1.2 and 0.75.
 K1 = np.float32(0.9)

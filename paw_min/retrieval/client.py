@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import requests
 
 from paw_min.base.errors import UserError, masked
-from paw_min.retrieval import Hit
+from paw_min.retrieval.interface import Hit
 
 # A request has to be answered within `timeout`, even by a server on a CPU. The preset `paper` has
 # up to 1,280 searches at once.

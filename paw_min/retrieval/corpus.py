@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from paw_min.base.files import expanded, parse_json
-from paw_min.retrieval import Document
+from paw_min.retrieval.interface import Document
 
 CHUNK = 1 << 24  # bytes read at once
 FORMAT = 'one line {"id": "0", "contents": "\\"Title\\"\\ntext"} per passage'

@@ -25,8 +25,8 @@ from tqdm import tqdm
 from paw_min.base.errors import masked
 from paw_min.base.files import damaged, reason_of
 from paw_min.base.hub import look_on_hub
-from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
+from paw_min.retrieval.interface import Hit
 
 DIGITS = 5  # digits of a score; equal texts may differ by 1e-7, depending on their batch
 SAMPLE = 16  # passages that must find themselves in a ready index

@@ -23,9 +23,9 @@ from pydantic import BaseModel, Field
 from paw_min.base.errors import UserError, masked, user_errors
 from paw_min.base.files import is_url
 from paw_min.base.flags import Parser
-from paw_min.retrieval import Retriever
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
+from paw_min.retrieval.interface import Retriever
 
 E5 = "intfloat/e5-base-v2"
 

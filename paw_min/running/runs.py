@@ -7,7 +7,7 @@
                 evaluation.json       all its outcomes, per task
                 *-only.md, *-only.json    the same two of --eval-only
                 curves.png, paw.png   the metrics as curves
-                samples/000012.json   some episodes of update 12, for paw_min.inspect
+                samples/000012.json   some episodes of update 12, for paw_min.page
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
                 lock                  held by the process that writes here
                 tensorboard/, wandb/, wandb-id    with --track

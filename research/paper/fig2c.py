@@ -38,10 +38,10 @@ from paw_min.base.files import writing
 from paw_min.base.flags import Parser
 from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import BENCHMARKS, presets_of
-from paw_min.inspect.__main__ import score
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Sampler
+from paw_min.page.__main__ import score
 from paw_min.rollout import rollout
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import read_config

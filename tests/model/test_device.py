@@ -56,7 +56,7 @@ COMMANDS |= {
     "fidelity": (
         f"{WORD2WORLD} fidelity webshop {CHATS} --out fidelity {DREAM}", "fidelity/fidelity.json",
     ),
-    "inspect": ("-m paw_min.inspect runs/grpo --against runs/grpo --out page.html", "page.html"),
+    "page": ("-m paw_min.page runs/grpo --against runs/grpo --out page.html", "page.html"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The page of paw_min.inspect: what training stores for it, its numbers, and a real browser.
+"""The page of a run, paw_min.page: what training stores for it, its numbers, and a real browser.
 
 It needs Debian's package chromium. The run is a small one on ALFWorld with a random model, whose p
 lie on both sides of its rho; the page is compared with its own logits.
@@ -23,10 +23,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.inspect import __main__ as inspect
-from paw_min.inspect.__main__ import pieces
+from paw_min.page.__main__ import main, pieces, render, score
 from paw_min.rows import Episode, flatten
-from paw_min.running import samples
+from paw_min.running import episodes
 from paw_min.toy import standins
 from paw_min.update import prepare
 from tests.helpers import (
@@ -57,7 +56,7 @@ def trained(tmp_path_factory, model, games_root) -> Path:
     first = out / "r/samples/000001.json"
     first.write_text(first.read_text().replace('"reward":0.0', '"reward":0.5', 1))
     (out / "r/samples/000003.json").touch()  # ahead of the checkpoint, as after a kill
-    inspect.main([str(out / "r"), "--against", str(out / "r")])
+    main([str(out / "r"), "--against", str(out / "r")])
     return out / "r"
 
 
@@ -65,9 +64,9 @@ def data_of(page: Path) -> dict:
     return json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
 
 
-def test_a_sample_is_what_training_used(monkeypatch):
+def test_stored_episodes_are_what_training_used(monkeypatch):
     rows = prepare(Config(**BASE), make_policy(), None, flatten(EPISODES))
-    stored = json.loads(samples.sample(3, EPISODES, rows))
+    stored = json.loads(episodes.stored_episodes(3, EPISODES, rows))
     candidates = [i for i, row in enumerate(ROWS) if row.obs_ids]
     # Stable: ties in order.
     by_entropy = sorted(candidates, key=lambda i: -rows.entropy[i].item())
@@ -83,17 +82,17 @@ def test_a_sample_is_what_training_used(monkeypatch):
         ]
         assert s["rank"] == (by_entropy.index(i) + 1 if i in candidates else None)
         assert s["selected"] == (i in kept)
-    monkeypatch.setattr(samples, "LIMIT", 1)
-    assert len(samples.choose(EPISODES)) == 1  # the first is stored, however long it is
+    monkeypatch.setattr(episodes, "LIMIT", 1)
+    assert len(episodes.choose(EPISODES)) == 1  # the first is stored, however long it is
 
 
 def test_the_first_won_and_lost_episode_of_each_group_come_before_others(monkeypatch):
     outcomes = [(0, False), (0, False), (0, True), (1, True), (1, True), (1, False)]
     step = ROWS[0]
-    episodes = [Episode("task", group, number, [step], won=won)
-                for number, (group, won) in enumerate(outcomes)]
-    monkeypatch.setattr(samples, "LIMIT", 5)  # steps, so episodes here
-    chosen = samples.choose(episodes)
+    played = [Episode("task", group, number, [step], won=won)
+              for number, (group, won) in enumerate(outcomes)]
+    monkeypatch.setattr(episodes, "LIMIT", 5)  # steps, so episodes here
+    chosen = episodes.choose(played)
     assert [e.trajectory for e in chosen] == [0, 1, 2, 3, 5]  # all but one of the others
 
 
@@ -101,7 +100,7 @@ def test_the_first_won_and_lost_episode_of_each_group_come_before_others(monkeyp
 
 
 def test_numbers_are_those_of_the_models_own_logits(trained, model):
-    shown = data_of(trained / "inspect.html")["steps"]
+    shown = data_of(trained / "page.html")["steps"]
     files = sorted((trained / "samples").iterdir())[:2]
     steps = [s for f in files for e in json.loads(f.read_text())["episodes"] for s in e["steps"]]
     for s, step in zip(shown, steps, strict=True):
@@ -153,7 +152,7 @@ def test_each_token_has_its_text(tokenizer, text, expected):
 def test_a_given_token_has_no_p():
     """Such as an action between two observations (examples/multi_step.py)."""
     row = replace(TOKEN_ROWS[0], context_positions=[1])
-    (seen,) = inspect.score(make_policy(), [row], 100)
+    (seen,) = score(make_policy(), [row], 100)
     assert [p is None for p in seen.p] == [False, True, False]
 
 
@@ -161,14 +160,14 @@ def test_weights_with_another_tokenizer_cannot_score(trained, tmp_path):
     other = shutil.copytree(trained, tmp_path / "other")
     standins.make_tokenizer(TEXTS[:1]).save_pretrained(other / LAST)
     with pytest.raises(UserError, match="has another tokenizer than"):
-        inspect.main([str(trained), "--against", str(other)])
+        main([str(trained), "--against", str(other)])
 
 
 def test_a_run_without_stored_transitions_has_no_page(trained, tmp_path):
     other = shutil.copytree(trained, tmp_path / "other")
     shutil.rmtree(other / "samples")
     with pytest.raises(UserError, match="has stored no transitions in samples/"):
-        inspect.main([str(other)])
+        main([str(other)])
 
 
 # ---- the page in a browser ----
@@ -227,13 +226,13 @@ USE = f"""(() => {{
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(trained, tmp_path):
-    data = data_of(trained / "inspect.html")
+    data = data_of(trained / "page.html")
     first = data["steps"][0]
     first["prompt"] = first["task"] = data["run"] = HOSTILE_TEXT
     first["obs"][0] = HOSTILE_TEXT
     for seen in first["seen"]:
         seen["p"][1:3] = None, RHO  # a given token, as in multi_step.py; the boundary teaches
-    page = inspect.render(data)
+    page = render(data)
     assert "\u2028" not in page
     found = in_browser(page, USE, 1280, tmp_path)
     # The mask is Eq. 7's, and the share is that of |gradient| = p (1 - p), Eq. 6.
@@ -254,7 +253,7 @@ def test_the_page_in_a_browser(trained, tmp_path):
     assert found["images"] == 0
     assert found["place"].endswith("step 2 of 3")
     # The stored page is what the present template makes of its data; no window is too narrow.
-    assert inspect.render(data_of(STORED)) == STORED.read_text(), "the template changed"
+    assert render(data_of(STORED)) == STORED.read_text(), "the template changed"
     for narrow in (page, STORED.read_text()):
         width = in_browser(narrow, "document.documentElement.scrollWidth", 340, tmp_path)
         assert width <= 340

@@ -13,7 +13,7 @@ import pytest
 
 from paw_min.base import errors
 from paw_min.cli import checked, presets_of
-from paw_min.inspect import __main__ as inspect
+from paw_min.page import __main__ as page
 from research.paper import fig2c, prompting, sweep
 from tests.helpers import ROOT, one_sentence
 from world_models.word2world import settings as word2world_settings
@@ -30,8 +30,8 @@ def word2world(argv: list[str]) -> None:
 
 
 WRONG_COMMANDS = [  # {run} is a run folder
-    (inspect.main, "nowhere", "nowhere has no checkpoint: give a run folder"),
-    (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
+    (page.main, "nowhere", "nowhere has no checkpoint: give a run folder"),
+    (page.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
     (fig2c.main, "webshp", "fig2c is for webshop, not for webshp: use it, or a run of it"),
     (prompting.main, "alfworld --endpoint host/v1", "--endpoint host/v1 must be http"),
     (prompting.main, "alfworld --agent reflexion --eval-repeats 2", "--eval-repeats 2: .*omit it"),

@@ -27,6 +27,7 @@ def test_a_wheel_trains_outside_of_the_clone(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from paw_min import cli\nfrom paw_min.envs.search.presets import PRESETS\n"
+        "from paw_min.page.__main__ import TEMPLATE\nassert TEMPLATE.is_file()\n"
         f"assert cli.__file__.startswith({str(site)!r})\ncli.main('search', PRESETS, '')\n"
     )
     env = {"PYTHONPATH": str(site)}

@@ -31,7 +31,8 @@ from paw_min.base.files import expanded, is_url
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
 from paw_min.envs.search.questions import Question, exact_match, load_questions
-from paw_min.retrieval import Hit, Retriever, open_retriever
+from paw_min.retrieval import open_retriever
+from paw_min.retrieval.interface import Hit, Retriever
 
 
 def load(cfg: Config, data: str) -> Tasks:

@@ -1,12 +1,12 @@
 """One page to look at a run: stored transitions, token by token, before and after training.
 
-    python -m paw_min.inspect RUN [--against RUN] [--out FILE]
+    python -m paw_min.page RUN [--against RUN] [--out FILE]
 
 Each token of a response has its entropy (the quantity of Eq. 4), each token of a next observation
 its p: under the start model, under RUN's newest checkpoint, and under that of another run. The
-transitions are those that training stored (samples.py), with the selection (Eq. 4) and lambda_g
-(Eq. 10) of training. The page is one HTML file without server or network. Its template, page.html,
-has a slider: which tokens would teach with another rho (Eq. 7)?
+transitions are those that training stored (running/episodes.py), with the selection (Eq. 4) and
+lambda_g (Eq. 10) of training. The page is one HTML file without server or network. Its template,
+page.html, has a slider: which tokens would teach with another rho (Eq. 7)?
 
 The weights at the time of an update are not stored. The probabilities before training are what
 training saw in update 1 only.
@@ -28,8 +28,8 @@ from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import read_config
+from paw_min.running.episodes import StoredUpdate, read
 from paw_min.running.runs import newest_checkpoint, updates_done
-from paw_min.running.samples import Sample, read
 from paw_min.running.session import forward_precision, start_model
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -66,7 +66,7 @@ def trained(label: str, folder: Path) -> Weights:
 
 
 def choose_files(folder: Path, done: int) -> list[Path]:
-    """The samples of UPDATES updates, from the first to the last that a checkpoint has seen."""
+    """The files of UPDATES updates, from the first to the last that a checkpoint has seen."""
     files = sorted((folder / "samples").glob("[0-9]" * 6 + ".json"))
     files = [file for file in files if int(file.stem) <= done]
     n = min(UPDATES, len(files))
@@ -129,23 +129,23 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
 
 
 def page_data(
-    name: str, cfg: Config, columns: list[Weights], samples: list[Sample], tokenizer
+    name: str, cfg: Config, columns: list[Weights], stored: list[StoredUpdate], tokenizer
 ) -> dict:
     """All that the page shows, as page.html reads it: the steps of all episodes in order."""
-    rows = [step for sample in samples for e in sample.episodes for step in e.steps]
+    rows = [step for update in stored for e in update.episodes for step in e.steps]
     device = join()
     scores = [score_under(weights, cfg, rows, device) for weights in columns]
     seen = zip(*scores, strict=True)  # per row, its scores in all columns
     steps = []
-    for sample in samples:
-        for e in sample.episodes:
+    for update in stored:
+        for e in update.episodes:
             for n, row in enumerate(e.steps, start=1):
                 steps.append(dict(
-                    update=sample.update, group=e.group, episode=e.trajectory,
+                    update=update.update, group=e.group, episode=e.trajectory,
                     n=n, of=len(e.steps),  # the n-th step of its episode
                     task=e.task, won=e.won, episode_return=e.episode_return, reward=row.reward,
                     valid=row.valid,  # is the response well formed?
-                    selected=row.selected, rank=row.rank, candidates=sample.candidates,  # Eq. 4
+                    selected=row.selected, rank=row.rank, candidates=update.candidates,  # Eq. 4
                     lambda_g=e.lambda_g,
                     prompt=text_of(tokenizer, row.prompt_ids), prompt_tokens=len(row.prompt_ids),
                     response=pieces(tokenizer, row.response_ids),
@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--against", type=Path, help="run folder whose weights score them as well")
-    parser.add_argument("--out", type=Path, help="file to write (RUN/inspect.html)")
+    parser.add_argument("--out", type=Path, help="file to write (RUN/page.html)")
     args = parser.parse_args(argv)
     after = trained("after", args.run)
     cfg = read_config(args.run / "config.json")
@@ -183,13 +183,13 @@ def main(argv: list[str] | None = None) -> None:
         if load_tokenizer(columns[-1].folder).get_vocab() != tokenizer.get_vocab():
             raise UserError(f"{args.against} has another tokenizer than {args.run}, so it cannot "
                             "score the stored tokens: compare runs of one model.")
-    out = args.out or args.run / "inspect.html"
+    out = args.out or args.run / "page.html"
     check_writable(out)
     files = choose_files(args.run, updates_done(Path(after.folder)))
     if not files:
         raise UserError(f"{args.run} has stored no transitions in samples/: give a run of RL.")
-    samples = [read(file) for file in files]
-    data = page_data(args.run.resolve().name, cfg, columns, samples, tokenizer)
+    stored = [read(file) for file in files]
+    data = page_data(args.run.resolve().name, cfg, columns, stored, tokenizer)
     replace_text(out, render(data))
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {len(data['steps'])} transitions")
 

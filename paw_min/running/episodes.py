@@ -2,7 +2,7 @@
 
 One file per update, samples/000012.json in the run folder. It depends only on the rollout and on
 `update.prepare`, so an update that is redone after a kill writes the same file. Scores per token
-are not stored: paw_min.inspect computes them, under the weights before and after training.
+are not stored: paw_min.page computes them, under the weights before and after training.
 """
 
 import json
@@ -42,7 +42,7 @@ class StoredEpisode:
 
 
 @dataclass
-class Sample:
+class StoredUpdate:
     update: int
     candidates: int  # rows of the update that compete in Eq. 4
     episodes: list[StoredEpisode]
@@ -62,10 +62,10 @@ def choose(episodes: list[Episode]) -> list[Episode]:
     return sorted(chosen, key=lambda e: e.trajectory)
 
 
-def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
+def stored_episodes(update: int, episodes: list[Episode], rows: Rows) -> str:
     """The file of this update, as JSON. rows: of the same episodes, after `update.prepare`."""
     steps = steps_of(rows)
-    stored = Sample(
+    stored = StoredUpdate(
         update=update,
         candidates=int(rows.candidates.sum()),
         episodes=[
@@ -104,11 +104,11 @@ def steps_of(rows: Rows) -> dict[int, list[StoredRow]]:
     return steps
 
 
-def read(path: Path) -> Sample:
-    """The sample in a file that a run has written."""
+def read(path: Path) -> StoredUpdate:
+    """The episodes in a file that a run has written."""
     stored = json.loads(path.read_text())
     episodes = []
     for episode in stored["episodes"]:
         steps = [StoredRow(**step) for step in episode["steps"]]
         episodes.append(StoredEpisode(**episode | {"steps": steps}))
-    return Sample(**stored | {"episodes": episodes})
+    return StoredUpdate(**stored | {"episodes": episodes})

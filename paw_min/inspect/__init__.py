@@ -1,1 +1,0 @@
-"""A page that shows stored transitions as the method sees them: python -m paw_min.inspect RUN."""
