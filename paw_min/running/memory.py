@@ -15,6 +15,7 @@ and is not estimated: activations and logits depend on --micro-tokens and on the
 """
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,13 +153,43 @@ def gb(size: float) -> str:
     return f"{size / 1e9:.2f}"
 
 
-def free_cpu() -> float:
-    """Bytes of CPU memory that new processes can have."""
-    meminfo = Path("/proc/meminfo")
+def free_cpu(system: Path = Path("/")) -> float:
+    """Bytes of CPU memory that new processes can have: of the machine, and of the container."""
+    meminfo = system / "proc/meminfo"
     if not meminfo.exists():  # not Linux: nothing to compare with
         return float("inf")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    return sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+    free = sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+    return min(free, free_of_groups(system))
+
+
+# What limits the memory of a container is its control group. By the name in /proc/self/cgroup, of
+# versions 2 and 1: its files of the limit and of the use; the part of the use that can be freed.
+GROUPS = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def free_of_groups(system: Path) -> float:
+    """Bytes that the control groups of this process have left; inf without a limit."""
+    free = [float("inf")]
+    groups = system / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, name, path = line.split(":", 2)
+        if name not in GROUPS:
+            continue
+        limit, use, cache = GROUPS[name]
+        root = system / "sys/fs/cgroup" / name
+        group = root / path.lstrip("/")
+        # The limits of the groups above hold, too. The path may be that of the host: then the
+        # container sees its own group as the root.
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # no such file, or no number but "max": no limit
+                most, used = (int((folder / file).read_text()) for file in (limit, use))
+                stat = (folder / "memory.stat").read_text().split()  # names and numbers in turn
+                free.append(most - used + int(stat[stat.index(cache) + 1]))
+    return min(free)
 
 
 def free_disk(folder: Path) -> float:

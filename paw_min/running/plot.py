@@ -150,14 +150,13 @@ def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:
 
 
 def set_limits(axis, key: str) -> None:
-    """The whole range of a fraction, and 0 below what is never negative.
+    """The whole range of a fraction, and 0 below what is never negative, with a margin.
 
     An axis that ends at the values would make a collapse of 0.997 after 1.0.
     """
-    if key in FRACTIONS:
-        axis.set_ylim(-0.03, 1.03)
-    elif axis.dataLim.ymin >= 0:
-        axis.set_ylim(0, axis.get_ylim()[1])
+    top = 1 if key in FRACTIONS else max(0, axis.dataLim.ymax) or 1
+    if axis.dataLim.ymin >= 0:
+        axis.set_ylim(-0.03 * top, 1.03 * top)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -225,8 +226,10 @@ def updates_done(checkpoint: Path) -> int:
 def read_metrics(folder: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, without an incomplete last line."""
     path = Path(folder) / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    # A run that was killed while it wrote a line left a part of it.
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-    return [json.loads(line) for line in lines]
+    *lines, last = path.read_text().split("\n") if path.exists() else [""]
+    metrics = [json.loads(line) for line in lines]
+    # A run that was killed while it wrote a line left a part of it, which is not JSON. After a
+    # whole last line, an editor may have removed the newline.
+    with suppress(ValueError):
+        metrics.append(json.loads(last))
+    return metrics

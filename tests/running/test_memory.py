@@ -143,6 +143,35 @@ def test_a_run_stops_before_the_data_are_loaded(config, monkeypatch):
         train.train(config())
 
 
+@pytest.mark.parametrize("line, files, free", [
+    # A host without limits.
+    ("0::/a", {"a/memory.max": "max", "a/memory.current": "9", "a/memory.stat": "inactive_file 1"},
+     3072),
+    # A container of version 2, which sees itself as the root; files in its cache can be freed.
+    ("0::/", {"memory.max": "900", "memory.current": "500", "memory.stat": "inactive_file 200"},
+     600),
+    # A limit of the group above.
+    ("0::/a/b", {"a/memory.max": "900", "a/memory.current": "800",
+                 "a/memory.stat": "anon 7\ninactive_file 1"}, 101),
+    # Version 1: the path is that of the host, the files are those of the container.
+    ("4:memory:/docker/5d", {"memory/memory.limit_in_bytes": "700",
+                             "memory/memory.usage_in_bytes": "300",
+                             "memory/memory.stat": "cache 9\ntotal_inactive_file 50"}, 450),
+    ("4:cpu,cpuacct:/", {"memory.max": "900"}, 3072),
+])
+def test_a_container_has_the_memory_of_its_limit(line, files, free, tmp_path):
+    """As `docker run --memory`, where /proc/meminfo is that of the host."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 2 kB\nSwapFree: 1 kB\n")
+    assert memory.free_cpu(tmp_path) == 3072  # a kernel without control groups
+    (tmp_path / "proc/self/cgroup").write_text(f"1:name=systemd:/\n{line}\n")
+    for name, content in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    assert memory.free_cpu(tmp_path) == free
+
+
 def test_memory_is_shared_by_the_ranks_of_a_machine(finished, config, monkeypatch):
     def of_machine() -> float:
         return memory.check(config(), session.start_model(config()), "fp32", "cpu")[0].needed

@@ -64,6 +64,18 @@ def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
     assert low < 0 and high > 1  # 0.997 is not a cliff
 
 
+def test_no_curve_lies_on_the_frame(tmp_path, figures):
+    """Episodes of constant length, an entropy of 0."""
+    folder = make_run(tmp_path / "run", 0, 1.0)
+    lines = [dict(update=k, length=2.0, entropy=0.0) for k in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plot.draw([folder])
+    for title, value in (("episode length (steps)", 2.0), ("action entropy (nats per token)", 0.0)):
+        low, high = panel(figures, title).get_ylim()
+        margin = 0.02 * (high - low)
+        assert low + margin < 0 <= value < high - margin
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path, figures):
     runs = [make_run(tmp_path / folder / "run", 0, 0.5, rho=rho)
             for folder, rho in (("a", 0.1), ("b", 0.2))]

@@ -211,6 +211,15 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     assert "other" in json.loads((finished / "sources.json").read_text())
 
 
+@pytest.mark.parametrize("end, kept", [
+    ('{"update": 1, "success": 0.5}', [0, 1]),  # a copy or an editor has cut the newline off
+    ('{"update": 1, "succ', [0]), ('{"update": 1}\n', [0, 1]), ("", [0]),
+])
+def test_a_last_line_of_metrics_is_kept_if_it_is_whole(end, kept, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"update": 0}\n' + end)
+    assert [line["update"] for line in runs.read_metrics(tmp_path)] == kept
+
+
 def test_metrics_are_not_dropped_because_checkpoints_were_deleted(finished, config, policy):
     shutil.rmtree(finished / "checkpoint-000001")
     with open(finished / "metrics.jsonl", "a") as file:
