@@ -36,7 +36,7 @@ def model(cfg: Config) -> None:
 
 def sizes(cfg: Config) -> None:
     start = start_model(cfg)
-    device = distributed.usual_device()
+    device = distributed.default_device()
     if device == "cpu" and cfg.sampler == "vllm":
         print(f"memory    {memory.on_another_machine(cfg, start)}")
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.config import parse_args
+from paw_min.cli import parse_args
 from paw_min.envs.benchmarks import presets_of
 from paw_min.running.config_json import differences, read_config
 from paw_min.running.runs import read_metrics
