@@ -1,4 +1,4 @@
-"""How a command ends: errors are one sentence each, without a traceback.
+"""The end of a command: an error is one sentence, without a traceback.
 
 Imports no torch, so that workers start fast.
 """

@@ -1,4 +1,4 @@
-"""Does a run fit? What it needs in any case, asked before it starts.
+"""The memory and disk that a run needs in any case, checked before it starts.
 
     states       16 bytes per trained parameter: weight, gradient and both moments of AdamW, in
                  fp32. LoRA adds the frozen weights. PPO's critic is one more decoder, trained in
@@ -29,7 +29,7 @@ from paw_min.model.published import empty_model, load_config, load_errors
 from paw_min.model.reference import rounded_layers
 from paw_min.running.runs import newest_checkpoint
 
-PASS = "a pass comes on top"
+PASS = "plus activations"
 
 
 @dataclass

@@ -17,7 +17,7 @@ from paw_min.running.session import check_machine
 from world_models.stage import refuse_ranks
 
 ENCODER_TOKENS = 512  # longest text that E reads; what it cannot read is too long for RWML
-# What may change in a run of RL, but for three settings that decide what is played, and thereby
+# What may change in a run of RL, except three settings that decide what is played, and thereby
 # what a stage stores.
 FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt_tokens"}
 
