@@ -6,9 +6,8 @@
 It is ECHO (arXiv 2605.24517) with one change, Eq. 7 upside down: a token with p < 0.03 is not
 trained. Cross entropy pulls hardest at such tokens, and many of them are of no use, such as the
 words of a serial number. But a fact below the floor is never learned: where most observations say
-the same, the result is below ECHO, and a floor of 0.01 is better. With that floor, no difference
-from predictable.py was decided in eight small worlds. With SmolLM2 and --wm-scale 1, it is above
-GRPO averaged over training (research/LOG.md).
+the same, the result is below ECHO, and a floor of 0.01 is better. With SmolLM2 and
+--wm-scale 1, it is above GRPO averaged over training (research/LOG.md).
 
 METHOD_PRESETS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with
 PaW's selection, balance and weight has {} in its place. The flags are those of the benchmark's run

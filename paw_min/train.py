@@ -52,15 +52,13 @@ Method = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 def paw(
     cfg: Config, s: Session, rows: Rows, k: int,
-    world_model_loss: WorldModelLoss = observation_loss, obs_entropy: bool = False,
+    world_model_loss: WorldModelLoss = observation_loss,
 ) -> dict[str, float]:
     """Lines 5, 7, 8 and 11: the gradient steps of update k on the joint objective.
 
-    A fork may pass another world_model_loss. obs_entropy: whether it needs the entropies of
-    observation tokens.
+    A fork may pass another world_model_loss.
     """
-    key = (cfg.seed, k)
-    return update.optimize(cfg, s.policy, s.optimizer, rows, key, world_model_loss, obs_entropy)
+    return update.optimize(cfg, s.policy, s.optimizer, rows, (cfg.seed, k), world_model_loss)
 
 
 def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
@@ -128,7 +126,7 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
         rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
 
     # Check before training that the sampler used the current weights.
-    gap = check_sync(cfg, s.policy, s.sampler, rows, f"update {k}")
+    gap = check_sync(cfg, s.policy, rows, f"update {k}")
 
     with timed(seconds, "seconds_old_pass"):
         # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without

@@ -128,7 +128,7 @@ def observation_loss(cfg: Config, scores: Scores, batch: Batch) -> ObservationLo
     return ObservationLoss(per_row, counted)
 
 
-# A world-model loss: the one above, or that of a fork (examples/predictable.py), from the scores of
+# A world-model loss: the one above, or that of a fork (examples/probable.py), from the scores of
 # a batch. A fork that needs more of the rows, such as their rewards, gives them to its loss with
 # functools.partial: row b of the batch has the entry batch.index[b] in each column of Rows.
 WorldModelLoss = Callable[[Config, Scores, Batch], ObservationLoss]
@@ -136,13 +136,12 @@ WorldModelLoss = Callable[[Config, Scores, Batch], ObservationLoss]
 
 def optimize(
     cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple,
-    world_model_loss: WorldModelLoss = observation_loss, obs_entropy: bool = False,
+    world_model_loss: WorldModelLoss = observation_loss,
 ) -> dict[str, float]:
     """Lines 5, 7, 8 and 11: one gradient step per random mini-batch of the rows -> metrics.
 
-    seed_key: determines the order of the rows. obs_entropy: whether the world-model loss needs the
-    entropies of observation tokens. Every rank has all rows; the forward and backward passes are
-    split between the ranks (micro_batches).
+    seed_key: determines the order of the rows. Every rank has all rows; the forward and backward
+    passes are split between the ranks (micro_batches).
     """
     n_rows = len(rows.tokens)
     minis = mini_batches(n_rows, cfg.mini_batch, seed_key)
@@ -156,7 +155,7 @@ def optimize(
                 # One pass over h_t, a_t and o_{t+1}. Columns of a_t go to the RL loss, those of
                 # o_{t+1} to the world model's; attention is causal, so the former do not depend on
                 # the latter.
-                scores = policy(batch, obs_entropy)
+                scores = policy(batch)
                 parts = loss_terms(cfg, scores, batch, n_rows / len(mini), world_model_loss)
                 loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
                 check_finite(loss, parts.terms)

@@ -35,7 +35,6 @@ from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
 from research.bench import step
 from research.board import __main__ as the_board
-from research.predictable.regret import regret_table
 from research.study import (
     Measure,
     Runs,
@@ -185,6 +184,74 @@ def end_and_mean(runs: Runs, arm: str, n_seeds: int) -> str:
     return cell if own == n_seeds else f"{cell} ({own} seeds)"
 
 
+# ---- research/README.md: which observation loss ----
+
+SEEDS = 6  # a loss with fewer does not stand in the table
+SMALL = "one_rule/runs.jsonl"
+MADE = "one_rule/worlds.jsonl"
+PRETRAINED = "boxes/runs.jsonl", "boxes/floor.jsonl", "one_rule/boxes.jsonl"
+# A world's name in the table, what is hard there, files, its name in them, the end of their arms.
+WORLDS = (
+    ("plain", "nothing", (SMALL,), "plain", ""),
+    ("fog", "3 of 4 observations say the same in place of the fact", (SMALL,), "fog", ""),
+    ("outcome", "an observation says opens or shut, and no fact", (SMALL,), "outcome", ""),
+    ("serials", "a serial number of 8 words of 256, fixed for a name", (SMALL,), "serials", ""),
+    ("long serials", "the same with 16 words", (SMALL,), "long serials", ""),
+    ("fresh", "the same with 8 words, new each time", ("locks/worlds.jsonl",), "fresh", ""),
+    ("digits", "a serial number of 8 digits of 10", (MADE,), "digits", ""),
+    ("corridors", "half of the steps are forced and show random words", (SMALL,), "corridors", ""),
+    ("inspect", "forced steps alone show the fact", (MADE,), "inspect", ""),
+    ("unseen", "forced steps show one of 40 facts, the others useless words", (SMALL,), "unseen",
+     ""),
+    ("sensor", "a fact shows as one of 6 readings of 48", (MADE,), "sensor", ""),
+    ("sensor256", "a fact shows as one of 32 readings of 256", (MADE,), "sensor256", ""),
+    ("likes", "a fact shows as one of 128 names: p starts below 0.01", (MADE,), "likes", ""),
+    ("long", "nine words that are always the same", (MADE,), "long", ""),
+    ("polish, at the end", "the policy wins 44 % at the start; serial numbers", (SMALL,), "polish",
+     ""),
+    ("one_file.py", "twice as many names, a larger model", ("locks/runs.jsonl",), "", ""),
+    ("its outcome alone", "no fact", (SMALL,), "says the outcome", ""),
+    ("its material alone", "no label of success", (SMALL,), "says the material", ""),
+    ("it with serials", "8 words of 256", ("locks/worlds.jsonl",), "large", ""),
+    ("locks in the package", "a KL term", ("locks/package.jsonl",), "", ""),
+    ("ALFWorld's engine", "a KL term; text", ("hidden/runs.jsonl", "one_rule/hidden.jsonl"), "",
+     "-kl"),
+    ("SmolLM2", "pretrained; weights: PaW 10, others 1", PRETRAINED, "", ""),
+    ("SmolLM2, serials", "four words of 1,000; weights: PaW 30, ECHO 0.05, others 1", PRETRAINED,
+     "", "-serials"),
+)  # fmt: skip
+LOSSES = {  # the name in the table -> those in the files, of which a world has one
+    "GRPO": ("grpo",),
+    "PaW": ("paw",),
+    "ECHO": ("echo", "echo 0.05", "ce 0.05"),
+    "floor 0.01": ("probable 0.01", "floor-0.01"),
+    "floor 0.03": ("probable 0.03", "probable"),
+    "two entropies": ("predictable",),
+}
+
+
+def losses() -> str:
+    """The mean of each loss in each world, over the seeds that all of them have; the best bold."""
+    lines = []
+    for label, hard, files, world, ending in WORLDS:
+        runs = read_runs(*(FOLDER / file for file in files))[world]
+        arms = {
+            loss: arm + ending
+            for loss, spelled in LOSSES.items() for arm in reversed(spelled)
+            if len(seeds_of(runs, arm + ending)) >= SEEDS
+        }
+        seeds = seeds_of(runs, *arms.values())
+        means = {
+            loss: np.mean([main_measure(runs[arm, seed]) for seed in seeds])
+            for loss, arm in arms.items()
+        }
+        cells = {loss: f"{value:.1f}" for loss, value in means.items()}
+        best = cells[max(means, key=means.get)]
+        cells = {loss: f"**{cell}**" if cell == best else cell for loss, cell in cells.items()}
+        lines.append([label, hard, len(seeds), *(cells.get(loss, "-") for loss in LOSSES)])
+    return markdown_table(["world", "what is hard there", "seeds", *LOSSES], lines)
+
+
 # ---- runs ----
 
 
@@ -292,10 +359,6 @@ def board() -> str:
 
 def bench_step() -> str:
     return step.table()
-
-
-def regret() -> str:
-    return regret_table()
 
 
 # ---- the pages ----

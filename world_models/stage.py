@@ -1,19 +1,15 @@
-"""What the long commands share: stages, of which a rerun skips those that are complete.
+"""A stage of a long command: its result is a JSON file, and a rerun skips what has one.
 
-The result of a stage is a JSON file. A stage that was killed starts again, and draws the same
-numbers: from keys of its own (seeds.py). If it was killed while it wrote its result, the error says
-what to delete first.
+A stage that was killed starts again, and draws the same numbers: from keys of its own (seeds.py).
+If it was killed while it wrote its result, the error says what to delete first.
 """
 
 import json
 import os
-import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from torch.distributed import is_torchelastic_launched
-
-from paw_min.base.errors import UserError, masked
+from paw_min.base.errors import UserError
 from paw_min.base.files import replace_text
 
 
@@ -38,14 +34,3 @@ def run_stage(
         raise UserError(f"{path} was made with {', '.join(others)}: repeat that, or choose "
                         "another --out.")
     return found
-
-
-def command_line(words: Iterable[str]) -> str:
-    """A command for files and messages, without passwords."""
-    return shlex.join(map(masked, words))
-
-
-def refuse_ranks(name: str) -> None:
-    """UserError if torchrun launched this process; name: of the command, which has no ranks."""
-    if is_torchelastic_launched():
-        raise UserError(f"{name} runs in one process: start it without torchrun.")

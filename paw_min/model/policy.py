@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import apply_umask
+from paw_min.base.files import usual_modes
 from paw_min.model import lora
 from paw_min.model.batches import Batch, collate
 from paw_min.model.chat import ChatTokenizer
@@ -83,11 +83,8 @@ class Policy(torch.nn.Module, ChatTokenizer):
     def device(self) -> torch.device:
         return self.model.device
 
-    def forward(self, batch: Batch, obs_entropy: bool = False) -> Scores:
-        """Score the response and observation tokens of a batch.
-
-        obs_entropy: also give the entropies of observation tokens, which PaW does not need.
-        """
+    def forward(self, batch: Batch) -> Scores:
+        """Score the response and observation tokens of a batch."""
         head = self.model.get_output_embeddings()
         # The head only sees scored positions. Position t - 1 predicts token t.
         hidden = last_hidden(self.model.get_decoder(), batch, self.precision)  # (B * L, D)
@@ -99,8 +96,7 @@ class Policy(torch.nn.Module, ChatTokenizer):
         head_type = torch.bfloat16 if self.precision == "bf16" else head.weight.dtype
         hidden = (hidden / divisor).to(head_type)
         target = batch.ids.flatten()[batch.at]  # (M,)
-        n_entropy = len(target) if obs_entropy else batch.n_response
-        logp, entropy = token_scores(hidden, head.weight, target, n_entropy)  # (M,), (M,)
+        logp, entropy = token_scores(hidden, head.weight, target, batch.n_response)  # (M,), (M,)
 
         # Give each transition a row again.
         place = (batch.row, batch.column)
@@ -129,7 +125,7 @@ class Policy(torch.nn.Module, ChatTokenizer):
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
-        apply_umask(folder)
+        usual_modes(folder)
 
     def besides_the_model(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of these weights that `save` does not write, such as PPO's critic."""

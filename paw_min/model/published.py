@@ -1,4 +1,4 @@
-"""The files of foreign models and tokenizers: what of them is loaded, and what is refused.
+"""Can this published model be trained here? The files of foreign models and tokenizers.
 
 Everything is checked before long work, without the weights: a model that is refused here is refused
 by --dry-run, too. What the files do not tell, a pass of a small model shows (policy.check_by_use).

@@ -1,4 +1,4 @@
-"""The time of a step of the preset `paper` on ALFWorld, computed and not measured.
+"""How long does a step of the preset `paper` take on ALFWorld? Computed, not measured.
 
     python -m research.bench.step
 

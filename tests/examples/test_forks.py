@@ -14,11 +14,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples import inverse_dynamics, multi_step, predictable, probable, tapo
+from examples import inverse_dynamics, multi_step, probable, tapo
 from paw_min import cli, cmae, losses, train
 from paw_min.base.errors import UserError
-from paw_min.cli import parse_args
-from paw_min.config import METHOD_PRESETS, Config
+from paw_min.config import METHOD_PRESETS, Config, parse_args
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, Scores
@@ -60,14 +59,6 @@ def gradients_of_steps(s: SimpleNamespace) -> list[torch.Tensor]:
     return steps
 
 
-def plain_entropy(policy, row: TokenRow) -> torch.Tensor:
-    """H in nats of the prediction of each token after the prompt, (S,)."""
-    ids = torch.tensor([row.prompt_ids + row.response_ids + row.obs_ids])
-    with torch.no_grad():
-        logp = policy.model(ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)  # (S, V)
-    return -(logp.exp() * logp).sum(-1)
-
-
 def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
     """Add the gradient of sum_i w_i * (mean loss over the answer of row i), row by row.
 
@@ -86,7 +77,7 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
 ECHO = METHOD_PRESETS["echo"]
 SETTINGS = {  # of each fork, beyond a preset
     "tapo": tapo.SETTINGS, "inverse_dynamics": inverse_dynamics.SETTINGS, "multi_step": {},
-    "probable": ECHO, "predictable": ECHO,
+    "probable": ECHO,
 }
 
 
@@ -130,7 +121,7 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     """It is checked and prepared with the fork's flags, then trained by the fork's method."""
     world = importlib.import_module(f"examples.{name}")
     own = Config(seed=7, model=str(getattr(world, "START", "")))
-    monkeypatch.setattr(world, "check_command", lambda env, presets, *_: own)
+    monkeypatch.setattr(world, "checked", lambda env, presets, *_: own)
     prepare, main = Mock(), Mock()
     monkeypatch.setattr(world, "prepare", prepare)
     monkeypatch.setattr(world, "main", main)
@@ -183,57 +174,14 @@ def test_only_tokens_above_the_floor_teach(monkeypatch):
     assert metrics["wm_loss"] > 0 and 0 < metrics["wm_clipped_tokens"] < 1
 
 
-def test_words_with_few_outcomes_behind_undecided_actions_teach(monkeypatch, tmp_path):
-    """The gradient against a plain loop. A later update, as of a resumed run, has its threshold."""
-    cfg = Config(**BASE | ECHO | dict(mini_batch=0))
-    s = session()
-    s.run = SimpleNamespace(
-        folder=tmp_path, write=lambda name, text: (tmp_path / name).write_text(text)
-    )
-    rows = prepared(cfg, s)
-    rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
-    has_next = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])  # (N,)
-    entropy = [plain_entropy(s.policy, row) for row in rows.tokens]  # (S,) each
-    lengths = [len(row.response_ids) for row in rows.tokens]
-    action = torch.stack([h[:n].mean() for h, n in zip(entropy, lengths)])  # (N,)
-    # Both conditions hold for about half.
-    few = torch.cat([h[n:] for h, n in zip(entropy, lengths)]).median()
-    monkeypatch.setattr(predictable, "OUTCOMES", few.exp().item() * 1.000001)
-    least = action[has_next].median() * 0.999999
-    monkeypatch.setattr(predictable, "SHARE", (least / action[has_next].mean()).item())
-    selected = has_next & (action >= least)
-    assert 1 < selected.sum() < has_next.sum()
-
-    steps = gradients_of_steps(s)
-    metrics = predictable.predictable(cfg, s, rows, 1)
-    s.policy.zero_grad()
-    weights = losses.row_weights(rows.group, selected, dict.fromkeys(rows.group, 1.0))
-    for row, h, n, weight in zip(rows.tokens, entropy, lengths, weights):
-        if weight:
-            logp = plain_logp(s.policy, row)[n:]
-            (-cfg.wm_scale * weight * (logp * (h[n:] <= few)).mean()).backward()
-    assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
-    assert metrics["selected"] == selected.float().mean() and 0 < metrics["wm_clipped_tokens"] < 1
-
-    # Entropies of the pass before several steps serve, too; the first update's mean does not move.
-    monkeypatch.setattr(predictable, "SHARE", None)
-    again = predictable.predictable(cfg, s, replace(rows, entropy=action), 2)
-    assert again["selected"] == metrics["selected"]
-    assert again["least_entropy"] == pytest.approx(least)
-    monkeypatch.undo()
-    none = replace(rows, candidates=torch.zeros_like(has_next), entropy=action)
-    assert predictable.predictable(cfg, s, none, 1)["least_entropy"] == 0.0
-
-
-@pytest.mark.parametrize("loss", [probable.loss_of_probable, predictable.loss_of_predictable])
-def test_a_rank_that_repeats_a_row_of_another_adds_no_loss(loss):
+def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
     """Its batch has empty masks (batches.py: micro_batches)."""
     batch = collate(ROWS[1:3], [True, True], pad_id=0)
     logp = torch.full(batch.obs_mask.shape, -2.0)
     scores = Scores(logp, torch.ones_like(logp))
-    assert loss(Config(), scores, batch).per_row.any()
+    assert probable.loss_of_probable(Config(), scores, batch).per_row.any()
     batch.obs_mask.zero_()
-    found = loss(Config(), scores, batch)
+    found = probable.loss_of_probable(Config(), scores, batch)
     assert not found.per_row.any() and not found.counted.any()
 
 

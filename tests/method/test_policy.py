@@ -43,20 +43,19 @@ def policy(request) -> Policy:
     return make_policy(request.param)
 
 
-def plain_scores(policy, r: TokenRow, obs_entropy=False) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p of each token after the prompt, and the entropies of those of the response, or all."""
+def plain_scores(policy, r: TokenRow) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p of each token after the prompt, and the entropies of those of the response."""
     ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
     full = policy.model(ids).logits[0, len(r.prompt_ids) - 1 : -1].log_softmax(-1)  # (S, V)
     h = -(full.exp() * full).sum(-1)
-    return plain_logp(policy, r), h if obs_entropy else h[: len(r.response_ids)]
+    return plain_logp(policy, r), h[: len(r.response_ids)]
 
 
-@pytest.mark.parametrize("obs_entropy", [False, True])
-def test_scores_equal_the_models_own_logits(policy, obs_entropy):
+def test_scores_equal_the_models_own_logits(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    logp, entropy = policy(batch, obs_entropy)
+    logp, entropy = policy(batch)
     for i, r in enumerate(ROWS):
-        expected, h = plain_scores(policy, r, obs_entropy)
+        expected, h = plain_scores(policy, r)
         torch.testing.assert_close(logp[i, : len(expected)], expected, **ROUNDING)
         torch.testing.assert_close(entropy[i, : len(h)], h, **ROUNDING)
         assert not logp[i, len(expected) :].any() and not entropy[i, len(h) :].any()
@@ -64,16 +63,15 @@ def test_scores_equal_the_models_own_logits(policy, obs_entropy):
     assert batch.obs_mask.sum(1).tolist() == [3, 7, 0]
 
 
-@pytest.mark.parametrize("obs_entropy", [False, True])
-def test_gradients_equal_those_of_the_plain_formula(policy, obs_entropy):
+def test_gradients_equal_those_of_the_plain_formula(policy):
     """Through the head by hand and the tied or untied embedding, entropy included."""
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    logp, entropy = policy(batch, obs_entropy)
+    logp, entropy = policy(batch)
     (logp.sum() + 0.3 * entropy.pow(2).sum()).backward()
     ours = [p.grad.clone() for p in policy.parameters()]
     policy.zero_grad()
     for r in ROWS:
-        logp, h = plain_scores(policy, r, obs_entropy)
+        logp, h = plain_scores(policy, r)
         (logp.sum() + 0.3 * h.pow(2).sum()).backward()
     for (name, p), grad in zip(policy.named_parameters(), ours):
         torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)

@@ -294,20 +294,16 @@ def test_skipping_the_old_pass_changes_nothing(monkeypatch):
     assert not torch.equal(skipped, baseline)
 
 
-def test_entropies_of_observations_cost_nothing_unless_a_loss_asks_for_them(monkeypatch):
-    """An update computes as many entropies as it has response tokens, or scored tokens."""
+def test_observations_cost_no_entropies(monkeypatch):
+    """An update computes as many entropies as it has response tokens."""
     scored = Mock(wraps=token_scores)
     monkeypatch.setattr("paw_min.model.policy.token_scores", scored)
-    for obs_entropy in (False, True):
-        policy = make_policy()
-        rows = prepare(Config(**BASE), policy, None, flatten(EPISODES))
-        optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)
-        optimize(Config(**BASE), policy, optimizer, rows, (0,), obs_entropy=obs_entropy)
+    policy = make_policy()
+    rows = prepare(Config(**BASE), policy, None, flatten(EPISODES))
+    optimize(Config(**BASE), policy, torch.optim.SGD(policy.parameters(), lr=1e-3), rows, (0,))
     n_response = sum(len(row.response_ids) for row in rows.tokens)
-    n_obs = sum(len(row.obs_ids) for row, w in zip(rows.tokens, rows.row_weight) if w > 0)
     entropies = [n_entropy for _, _, _, n_entropy in (one.args for one in scored.call_args_list)]
-    # The pass before each update, and its own.
-    assert entropies == [n_response, n_response, n_response, n_response + n_obs]
+    assert entropies == [n_response, n_response]  # the pass before the update, and its own
 
 
 def test_kl_and_entropy_terms():

@@ -1,4 +1,4 @@
-"""Arms compared over their seeds, by hand: measures, intervals, and regrets."""
+"""Arms compared over their seeds, by hand: measures and intervals."""
 
 import json
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from research import stats, study
-from research.predictable import regret
 from research.stats import Compared
 
 # ---- runs and their measures: research/study.py ----
@@ -114,29 +113,3 @@ def test_the_interval_resamples_seeds_and_then_tasks():
     # Two independent parts with equal weights: their mean has 1/sqrt(2) of the deviation.
     low, high = interval([tasks[None], tasks[None]])
     assert high - low == pytest.approx(2 * 1.96 * sigma / 2**0.5, abs=0.7)
-
-
-# ---- research/predictable ----
-
-
-def test_regret_is_the_largest_shortfall_from_the_best_loss():
-    """Two worlds, two seeds; a placebo that is best of all is no loss to fall short of."""
-    names = regret.ARMS
-    found = np.full((2, len(names), 2), 50.0)
-    found[0, names.index("echo")] = 60.0, 80.0
-    found[1, names.index("echo")] = 10.0, 0.0
-    found[:, names.index("echo placebo")] = 99.0
-    by_arm = dict(zip(names, regret.regrets(found), strict=True))
-    assert by_arm["echo"] == 45.0  # in the second world
-    assert by_arm["paw"] == by_arm["predictable"] == 20.0  # in the first
-    assert by_arm["echo placebo"] < 0
-
-
-def test_the_seeds_of_a_draw_are_the_same_in_all_worlds():
-    """Each seed has one shortfall, in a world of its own: a mean over the seeds is at most half."""
-    names = regret.ARMS
-    found = np.full((2, len(names), 2), 50.0)
-    found[0, names.index("echo"), 0] = 70.0
-    found[1, names.index("echo"), 1] = 70.0
-    # 20 where both seeds are the same one, else 10. Seeds of its own in each world: also 0.
-    assert regret.intervals(found)[:, names.index("paw")] == pytest.approx([10.0, 20.0])
