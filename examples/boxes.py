@@ -38,7 +38,7 @@ from examples.locks import Locks, train_on_random_rows
 from examples.one_file import R_MAX
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once
-from paw_min.cli import checked, main
+from paw_min.cli import check_command, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Tasks
@@ -172,7 +172,7 @@ def parse(response: str) -> Command:
 
 
 BENCHMARKS["boxes"] = Benchmark(
-    load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX
+    load, {"compact": prompt}, parse, r_max=R_MAX
 )
 
 
@@ -231,7 +231,7 @@ def needed(cfg: Config) -> Path | None:
 def run(presets=PRESETS, doc=__doc__, method=None, argv=None) -> None:
     """The command; cli.fork calls it with another method."""
     with user_errors():
-        if start := needed(checked("boxes", presets, doc, needed, argv)):
+        if start := needed(check_command("boxes", presets, doc, needed, argv)):
             prepare(start)
     main("boxes", presets, doc, method, argv)
 

@@ -31,7 +31,7 @@ from examples.locks import make_model, train_on_random_rows
 from examples.one_file import MATERIALS, WARM_LR, Size
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once, writing
-from paw_min.cli import checked, main
+from paw_min.cli import check_command, main
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -265,7 +265,7 @@ def parse(response: str) -> Command:
     return Command(response, valid=response in [kind.lower() for kind in RECEPTACLES])
 
 
-BENCHMARKS["hidden"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+BENCHMARKS["hidden"] = Benchmark(load, {"compact": prompt}, parse)
 
 
 # ---- the start model ----
@@ -316,7 +316,7 @@ def run(presets=PRESETS, doc=__doc__, method=None, argv=None) -> None:
     """The command; cli.fork calls it with another method."""
     torch.set_num_threads(1)
     with user_errors():
-        seed = checked("hidden", presets, doc, lambda cfg: DATA / str(cfg.seed), argv).seed
+        seed = check_command("hidden", presets, doc, lambda cfg: DATA / str(cfg.seed), argv).seed
         prepare(seed)
     folder = DATA / str(seed)
     own = dict(data=str(folder), model=str(folder / "start"), seed=seed)

@@ -1,4 +1,4 @@
-"""Inverse dynamics beside the next observation: which action has led from o_t to o_{t+1}?
+"""Inverse dynamics beside the next observation: the action that has led from o_t to o_{t+1}.
 
     python -m examples.inverse_dynamics alfworld
     python -m examples.inverse_dynamics webshop --algo gigpo --preset paper --data DIR

@@ -27,7 +27,7 @@ from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once
-from paw_min.cli import checked, main
+from paw_min.cli import check_command, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
@@ -109,7 +109,7 @@ def parse(response: str) -> Command:
 
 
 BENCHMARKS["locks"] = Benchmark(
-    load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX
+    load, {"compact": prompt}, parse, r_max=R_MAX
 )
 
 
@@ -194,7 +194,7 @@ def run(presets=PRESETS, doc=__doc__, method=None, argv=None) -> None:
     """The command; cli.fork calls it with another method."""
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        if needed(checked("locks", presets, doc, needed, argv)):
+        if needed(check_command("locks", presets, doc, needed, argv)):
             prepare()
     main("locks", presets, doc, method, argv)
 

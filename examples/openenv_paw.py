@@ -135,7 +135,7 @@ def parse(response: str) -> Command:
     return Command(text, valid=bool(action and text) and "</think>" in response)
 
 
-BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX)
+BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt}, parse, r_max=R_MAX)
 
 if __name__ == "__main__":
     main("openenv", PRESETS, __doc__)

@@ -118,8 +118,8 @@ class Corridors(World):
 # The world of serial numbers, but the warm start has shown the right tool 7 times out of 10. Its
 # model wins 44 % of the tasks, and GRPO alone ends at 98 %. lambda_g goes to 0 as the episodes of
 # a group are won. With lambda_g = 1, cross entropy goes on to memorize serials, which moves
-# weights that the policy needs. PaW's loss hardly pulls: the words of a serial have p near 0, and
-# a word with p > rho costs nothing.
+# weights that the policy needs. PaW's loss has almost no gradient: the words of a serial have p
+# near 0, and a word with p > rho costs nothing.
 #
 # Predicted: with cross entropy, lambda_g = 1 costs success. With PaW's loss, it makes no
 # difference.
@@ -145,7 +145,7 @@ class Lesson:
         return self.world(**vars(make_world(seed, self.names)), seed=seed)
 
 
-# "ce" has the selection and the balance of PaW, and cross entropy in place of its loss. ECHO
+# "ce" has the selection and the balance of PaW, and cross entropy instead of its loss. ECHO
 # (arXiv 2605.24517) is cross entropy on all transitions with a small constant weight. "constant" is
 # lambda_g = 1.
 GRPO, PAW, CE = Arm(scale=0.0), Arm(), Arm(loss="ce")

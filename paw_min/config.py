@@ -1,4 +1,4 @@
-"""Every setting of a run, and its command line.
+"""Every setting of a run, and which values it may have.
 
 The defaults are the paper's for ALFWorld (A.1) and, where it is silent, those of verl-agent, the
 code that it builds on. A run script has presets, dictionaries that override the defaults: `paper`
@@ -7,14 +7,13 @@ run has the script's first preset, `tiny`. The command line overrides both. Numb
 changes are constants beside their use: update.py, ppo.py, losses.py, running/session.py.
 """
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from paw_min.base.errors import UserError, masked
-from paw_min.base.files import expanded, is_url
-from paw_min.base.flags import Parser, add_flags, check_bounds, sections
+from paw_min.base.files import is_url
+from paw_min.base.flags import check_bounds, sections
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Config:
 
     # ---- policy and prompt ----
     model: str = ""  # Hugging Face folder or name; default: the stand-in model
-    prompt: Literal["paper", "compact"] = "paper"  # the paper's prompt, or a short one
+    prompt: str = "paper"  # the benchmark's: the paper's, or compact, a short one
     max_prompt_tokens: int = 2048  # prompt limit in tokens, A.1
     max_response_tokens: int = 512  # response limit in tokens, A.1
     max_obs_tokens: int = 4096  # tokens of one next observation in the loss
@@ -96,7 +95,6 @@ class Config:
 
 FLAGS = [name for names in sections(Config).values() for name in names]
 OF_PAW = set(sections(Config)["PaW"])
-OF_ONE = {"human_goals": "webshop", "n_products": "webshop", "retriever": "search"}
 BOUNDS = {
     "[0, inf)": ("eval_every", "eval_tasks", "n_products", "workers", "mini_batch", "kl_coef"),
     "[1, inf)": ("save_every", "max_turns", "max_prompt_tokens", "max_response_tokens",
@@ -118,9 +116,6 @@ METHOD_PRESETS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05),
 }
-
-# These presets of a size train on published data, with the settings of the paper.
-PUBLISHED = ("paper", "24gb", "80gb")
 
 # These may differ on resume: settings of run length, speed, memory and evaluation, and the limit of
 # prompts. A higher limit changes no past update, since a run stops at the first prompt over it.
@@ -160,88 +155,3 @@ def check(cfg: Config) -> None:
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
-
-
-# ---- the command line ----
-
-
-def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, str]:
-    """Settings of a run script, and its mode: train, eval-only or dry-run."""
-    first = next(iter(presets))
-    # Presets from cli.fork name their own method, so METHOD_PRESETS do not apply.
-    methods = {} if "method" in presets[first] else METHOD_PRESETS
-    parser = Parser(usage="%(prog)s [flags]", description=doc)
-    parser.add_argument(
-        "--preset", choices=[*presets, *methods], nargs="+", default=[first],
-        help=f"a size, a method, or both (default {first}); their values replace those below",
-    )
-    parser.set_defaults(mode="train")
-    for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
-                       ("dry-run", "check model, data and memory, print the plan, and exit")):
-        parser.add_argument(
-            f"--{mode}", dest="mode", action="store_const", const=mode, help=text,
-        )
-    add_flags(parser, Config, skip=[key for key, only in OF_ONE.items() if only != env])
-    given = vars(parser.parse_args(argv))
-    mode = given.pop("mode")
-    chosen = given.pop("preset")
-
-    sizes = [name for name in chosen if name in presets] or [first]
-    losses = [name for name in chosen if name in methods] or ["paw"]
-    if max(len(sizes), len(losses)) > 1:
-        raise UserError(f"--preset {' '.join(chosen)}: choose one size, and at most one method.")
-    (size,), (loss,) = sizes, losses
-    base = Config(**{"env": env} | presets[size] | methods.get(loss, {}))
-    if given.get("algo") == "ppo" and size in PUBLISHED:
-        # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
-        # WebShop. It has no PPO for search, whose 256 tasks stay.
-        base = replace(base, group_size=1, groups=max(128, base.groups))
-
-    cfg = replace(base, **given)
-    check(cfg)
-    if cfg.env == "alfworld" and not cfg.data:
-        cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
-    # A command whose default is `paper` needs no data: it asks a server (prompting.py).
-    if size in PUBLISHED and size != first and not cfg.data:
-        raise UserError(f"--preset {size} is for published data: give their folder with --data, or "
-                        f"use --preset {first} for small ones.")
-    cfg.out = str(expanded(cfg.out))
-    cfg.name = cfg.name or default_name(cfg, base, size, loss)
-    return cfg, mode
-
-
-def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:
-    """parse_args for a command other than a run script; UserError for flags of run scripts only."""
-    cfg, mode = parse_args(env, presets, doc, argv)
-    if cfg.shard or mode != "train":
-        flag = "shard" if cfg.shard else mode
-        raise UserError(f"--{flag} is for the run scripts: omit it.")
-    return cfg
-
-
-def default_name(cfg: Config, base: Config, size: str, method: str) -> str:
-    """ENV-MODEL-METHOD-CHANGES-SEED, for example alfworld-tiny-grpo-paw-rho=0.1-seed0.
-
-    CHANGES are the settings that differ from the presets (base) and change the numbers of a run,
-    except sources of data: a run folder refuses settings that are not its own anyway. Without PaW,
-    its settings change none.
-    """
-    model = size  # the preset's stand-in is named by the preset
-    if cfg.model != base.model or "/" in cfg.model:
-        *parents, model = cfg.model.rstrip("/").split("/")
-        if model.startswith("checkpoint-"):  # The name needs its run, too.
-            model = "-".join([*parents[-1:], model])
-    if size.endswith("gb"):
-        model += f"-{size}"  # these presets share their models with `paper`
-    if cfg.method != Config.method:
-        method = cfg.method.replace("_", "-")
-    # Where model and environment have the same name, it appears once.
-    parts = [*dict.fromkeys([cfg.env, model]), cfg.algo]
-    if cfg.paw:
-        parts.append(method)
-    elsewhere = {"model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE}
-    if not cfg.paw:
-        elsewhere |= OF_PAW
-    parts += [f"{key}={value}".replace("_", "-") for key, value in vars(cfg).items()
-              if key not in elsewhere and value != getattr(base, key)]
-    return "-".join([*parts, f"seed{cfg.seed}"]).replace("/", "_")

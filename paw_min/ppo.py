@@ -1,4 +1,4 @@
-"""How does PPO (arXiv 1707.06347) train? Like any other method here, with a critic around it.
+"""PPO (arXiv 1707.06347): any method here, with a critic around it.
 
 Before each token of a response, the critic predicts the score s_i that the row will get: the return
 of the whole episode minus the row's penalty. The advantage is by how much the score is higher.

@@ -1,4 +1,4 @@
-"""The placebo: which observation a row predicts, if not its own (--wm-target shuffled).
+"""The placebo: each row predicts the observation of another one (--wm-target shuffled).
 
 Any second loss changes training, even one that teaches nothing. The placebo trains on the same
 observations with the same loss, but each follows another row's action. A gain that the placebo has,

@@ -126,7 +126,7 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
         rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
 
     # Check before training that the sampler used the current weights.
-    gap = check_sync(cfg, s.policy, rows, f"update {k}")
+    gap = check_sync(cfg, s.policy, s.sampler, rows, f"update {k}")
 
     with timed(seconds, "seconds_old_pass"):
         # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without

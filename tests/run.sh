@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# All tests in a fresh environment, .venv-test: bash tests/run.sh [flags of pytest]
+# All tests in an environment of their own, .venv-test: bash tests/run.sh [flags of pytest]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python3 -m paw_min # the version of Python, and a compiler for ALFWorld's planner
+python3 -m paw_min >/dev/null # Python, its venv, and a compiler for ALFWorld's planner
+python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || {
+    echo "error: the tests run vLLM's CPU build, and there is no libnuma.so.1: run apt-get install -y libnuma1." >&2
+    exit 1
+}
 python3 -m venv .venv-test
 . .venv-test/bin/activate
 pip install -q -r requirements.txt -r requirements-test.txt

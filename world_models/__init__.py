@@ -4,7 +4,7 @@
     word2world   in place of the environment: play in a learned one (arXiv 2512.18832)
     teachers     rule-based players of the generated data, and the stand-ins that imitated them
     supervised   cross entropy on given targets, for both
-    stage        a rerun of a long command skips what is complete
+    stage        what the long commands share: a rerun skips what is complete
 
 Their random draws, as in paw_min/base/seeds.py. Outside an update, its number is 0:
 

@@ -1,15 +1,19 @@
-"""A stage of a long command: its result is a JSON file, and a rerun skips what has one.
+"""What the long commands share: stages, of which a rerun skips those that are complete.
 
-A stage that was killed starts again, and draws the same numbers: from keys of its own (seeds.py).
-If it was killed while it wrote its result, the error says what to delete first.
+The result of a stage is a JSON file. A stage that was killed starts again, and draws the same
+numbers: from keys of its own (seeds.py). If it was killed while it wrote its result, the error says
+what to delete first.
 """
 
 import json
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from paw_min.base.errors import UserError
+from torch.distributed import is_torchelastic_launched
+
+from paw_min.base.errors import UserError, masked
 from paw_min.base.files import replace_text
 
 
@@ -34,3 +38,14 @@ def run_stage(
         raise UserError(f"{path} was made with {', '.join(others)}: repeat that, or choose "
                         "another --out.")
     return found
+
+
+def command_line(words: Iterable[str]) -> str:
+    """A command for files and messages, without passwords."""
+    return shlex.join(map(masked, words))
+
+
+def refuse_ranks(name: str) -> None:
+    """UserError if torchrun launched this process; name: of the command, which has no ranks."""
+    if is_torchelastic_launched():
+        raise UserError(f"{name} runs in one process: start it without torchrun.")

@@ -51,6 +51,7 @@ def cut_line(metrics: dict[str, float]) -> str:
 
 def report(folder, lines: list[dict[str, float]]) -> None:
     """Where the run is, and its held-out success and score, before and after."""
+    say(f"the run: {folder}")  # run.sh reads it
     evaluated = [line for line in lines if "eval_success" in line]
     # A run that was not evaluated before training has nothing to compare with.
     if evaluated and not evaluated[0]["update"]:
@@ -61,4 +62,3 @@ def report(folder, lines: list[dict[str, float]]) -> None:
             key = f"eval_{name}"
             if key in first:
                 say(f"held-out {name}: {first[key]:{form}} before, {last[key]:{form}} {end}")
-    say(f"the run: {folder}")

@@ -52,7 +52,7 @@ def limit_threads() -> None:
         torch.set_num_threads(1)
 
 
-def usual_device() -> str:
+def default_device() -> str:
     """A GPU if torch sees one; CUDA_VISIBLE_DEVICES chooses it, or none."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -60,7 +60,7 @@ def usual_device() -> str:
 def join() -> str:
     """Join the process group if torchrun launched this process -> the device of this rank."""
     limit_threads()
-    device = usual_device()
+    device = default_device()
     if not dist.is_torchelastic_launched():
         return device
     _report_sigterm()
@@ -74,18 +74,12 @@ def join() -> str:
     return device
 
 
-def of_torchrun(name: str, alone: int) -> int:
-    """A number that torchrun gave this process, such as RANK; without torchrun: `alone`.
+def torchrun_env(name: str, default: int) -> int:
+    """A number that torchrun gave this process, such as RANK; without torchrun: `default`.
 
     A cluster may set the same names for its own purposes, so they do not count alone.
     """
-    return int(os.environ[name]) if dist.is_torchelastic_launched() else alone
-
-
-def refuse_ranks(name: str) -> None:
-    """UserError if torchrun launched this process; name: of a command for one process."""
-    if dist.is_torchelastic_launched():
-        raise UserError(f"{name} runs in one process: start it without torchrun.")
+    return int(os.environ[name]) if dist.is_torchelastic_launched() else default
 
 
 def finish() -> None:
@@ -119,7 +113,7 @@ def with_rank(message: str) -> str:
     """Name the rank. Before the ranks have met, an error is the same on all: rank 0 reports it."""
     if n_ranks() > 1:
         return f"rank {rank()}: {message}"
-    return "" if of_torchrun("RANK", 0) else message
+    return "" if torchrun_env("RANK", 0) else message
 
 
 def all_gather(items: list) -> list:

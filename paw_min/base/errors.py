@@ -1,4 +1,4 @@
-"""How a command ends: errors are one sentence each, without a traceback.
+"""The end of a command: an error is one sentence, without a traceback.
 
 Imports no torch, so that workers start fast.
 """
@@ -6,9 +6,8 @@ Imports no torch, so that workers start fast.
 import errno
 import os
 import re
-import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager
 
 INTERRUPTED = "interrupted: rerun the same command to resume"
@@ -65,8 +64,3 @@ def masked(text: str) -> str:
     Works for invalid URLs, too. Any other text stays as it is.
     """
     return re.sub("://.*@", "://***@", text, flags=re.DOTALL)
-
-
-def command_line(words: Iterable[str]) -> str:
-    """A command for files and messages, without passwords."""
-    return shlex.join(map(masked, words))

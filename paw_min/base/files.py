@@ -101,7 +101,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> None:
             partial.rename(folder)
 
 
-def usual_modes(folder: Path) -> None:
+def apply_umask(folder: Path) -> None:
     """Let others read the weights: safetensors writes files that only their owner can read."""
     umask = os.umask(0)
     os.umask(umask)

@@ -124,7 +124,7 @@ class Benchmark:
 
     # (settings, data folder) -> tasks; may raise ValueError or OSError
     load: Callable[[Config, str], Tasks]
-    # "paper" and "compact" (--prompt) -> (context, history length) -> text of h_t
+    # name, which --prompt chooses -> (context, history length) -> text of h_t
     prompts: dict[str, Callable[[Context, int], str]]
     parse: Callable[[str], Command]  # response -> command
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1

@@ -1,4 +1,4 @@
-"""How does text become tokens, and tokens text? Chat format, control tokens, end tokens.
+"""Text to tokens and back: chat format, control tokens, end tokens.
 
 Families write their turns differently, so these functions ask the chat template itself, with
 messages of one word. A control token is one that the tokenizer calls special, or an added one that
@@ -53,7 +53,7 @@ class ChatTokenizer:
 
     @cached_property
     def opened_thought(self) -> str:
-        """"<think>" where the template itself opens the thought of a response, else nothing."""
+        """What the template itself writes at the beginning of a response: "<think>" or nothing."""
         prompt = render(self.tokenizer, TURNS[:1])
         return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
 

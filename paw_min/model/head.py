@@ -84,7 +84,7 @@ class TokenScores(torch.autograd.Function):
         chosen = torch.zeros(len(hidden), dtype=wide, device=hidden.device)  # (M,) z_y
         entropy = torch.zeros_like(chosen)  # (M,) of the vocabulary so far
         total = torch.full_like(chosen, torch.finfo(wide).min)  # (M,) log sum exp so far
-        some = slice(n_entropy)
+        first = slice(n_entropy)  # positions with an entropy
         for _, _, logits, column, here in tiles(hidden, weight, target):
             chosen = torch.where(here, logits.gather(-1, column)[:, 0], chosen)
             before = total
@@ -93,10 +93,10 @@ class TokenScores(torch.autograd.Function):
             # had the probability p under the old total and has s p now, with s = exp(before -
             # total), the share of the old tokens in the new total:
             #     -sum s p log(s p)  =  s H - s log s  =  s (H - log s)
-            log_share = (before - total)[some]  # log s
-            logp = logits[some].sub_(total[some, None])  # in place: logits are (M, C)
-            entropy[some] = log_share.exp() * (entropy[some] - log_share)
-            entropy[some] -= logp.exp().mul_(logp).sum(-1)
+            log_share = (before - total)[first]  # log s
+            logp = logits[first].sub_(total[first, None])  # in place: logits are (M, C)
+            entropy[first] = log_share.exp() * (entropy[first] - log_share)
+            entropy[first] -= logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden, weight, target, total, entropy)
         ctx.n_entropy = n_entropy
         return chosen - total, entropy
@@ -105,19 +105,19 @@ class TokenScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, d_logp: Tensor, d_entropy: Tensor):  # (M,), (M,)
         hidden, weight, target, total, entropy = ctx.saved_tensors
-        some = slice(ctx.n_entropy)  # positions with an entropy
+        first = slice(ctx.n_entropy)  # positions with an entropy
         rest = slice(ctx.n_entropy, None)
         d_hidden = torch.zeros_like(hidden, dtype=total.dtype)  # (M, D), accumulated in fp32
         # (V, D); a head that is frozen (LoRA) needs none.
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         g = d_logp[:, None]  # (M, 1), the incoming gradient of log p(y)
-        h = d_entropy[some, None]  # (N, 1), that of the entropy H
+        h = d_entropy[first, None]  # (N, 1), that of the entropy H
         for part, w, logits, column, here in tiles(hidden, weight, target):
             # d z_v = [v = y] g - p_v (g + h (log p_v + H)), in place; h = 0 without an entropy.
             logp = logits.sub_(total[:, None])
-            factor = (logp[some] + entropy[some, None]).mul_(h).add_(g[some])
+            factor = (logp[first] + entropy[first, None]).mul_(h).add_(g[first])
             d_logits = logp.exp_()  # p
-            d_logits[some].mul_(factor)
+            d_logits[first].mul_(factor)
             d_logits[rest].mul_(g[rest])
             d_logits.neg_().scatter_add_(1, column, g * here[:, None])
             # bf16 keeps three digits of each, however small: [v = y] - p was subtracted in fp32.

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import usual_modes
+from paw_min.base.files import apply_umask
 from paw_min.model import lora
 from paw_min.model.batches import Batch, collate
 from paw_min.model.chat import ChatTokenizer
@@ -125,7 +125,7 @@ class Policy(torch.nn.Module, ChatTokenizer):
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
-        usual_modes(folder)
+        apply_umask(folder)
 
     def besides_the_model(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of these weights that `save` does not write, such as PPO's critic."""

@@ -1,4 +1,4 @@
-"""Can this published model be trained here? The files of foreign models and tokenizers.
+"""The files of foreign models and tokenizers: what of them is loaded, and what is refused.
 
 Everything is checked before long work, without the weights: a model that is refused here is refused
 by --dry-run, too. What the files do not tell, a pass of a small model shows (policy.check_by_use).

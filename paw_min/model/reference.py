@@ -1,4 +1,4 @@
-"""Which model is the reference of the KL term? The start model, frozen.
+"""The reference of the KL term: the start model, frozen.
 
     full training   a second copy of it, loaded once. It waits on the CPU. In bf16 passes, its
                     weights that they round are stored in bf16

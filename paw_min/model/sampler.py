@@ -51,6 +51,7 @@ class Response:
 class Sampler(Protocol):
     """HFSampler below, or VLLMSampler."""
 
+    remedy: str  # what to do where its log-probabilities are not the trainer's
     released: int  # bytes that it has released on the GPU, but that torch counts as allocated
     kept: int  # bytes of the GPU that it keeps outside of `sync`
 
@@ -95,6 +96,8 @@ class HFSampler:
 
     A batch has CPU_ROWS rows, or those that fit on the GPU (rows_that_fit).
     """
+
+    remedy = "this model generates otherwise than it trains: use another --model, or --sampler vllm"
 
     def __init__(self):
         self.free = 0  # bytes of the GPU in this `sync`

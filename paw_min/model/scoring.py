@@ -25,19 +25,13 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.batches import Batch, micro_batches
 from paw_min.model.policy import Policy
+from paw_min.model.sampler import Sampler
 from paw_min.rows import PerToken, Rows, TokenRow
 
 # Mean |log pi - log mu| in nats per token that rounding can explain; mu is the sampler's policy.
 # Measured: 1e-6 in fp32; in bf16 on a CPU 0.008 for the stand-in of ALFWorld, 0.033 for
 # SmolLM2-135M; published: about 0.01. A failed sync gives 0.4 and more (tests/model/test_vllm.py).
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
-REMEDY = {
-    "transformers": "this model generates otherwise than it trains: use another --model, or "
-    "--sampler vllm",
-    "vllm": "vLLM computes this model otherwise than the trainer: use --sampler transformers, the "
-    "versions of vLLM and torch in requirements.txt and requirements-vllm.txt, or, if only bf16 "
-    "differs so much, --precision fp32",
-}
 
 
 @dataclass
@@ -88,7 +82,7 @@ class TokenSums:
         return [row.tolist() for row in self.flat.split(self.lengths)]
 
 
-def check_sync(cfg: Config, policy: Policy, rows: Rows, when: str) -> float:
+def check_sync(cfg: Config, policy: Policy, sampler: Sampler, rows: Rows, when: str) -> float:
     """Mean |log pi - log mu| of some responses, in nats per token.
 
     The first turn of one episode per group is compared. These prompts begin with the same tokens in
@@ -109,7 +103,7 @@ def check_sync(cfg: Config, policy: Policy, rows: Rows, when: str) -> float:
     if not gap <= limit:  # a NaN, too
         raise UserError(
             f"{when}: the sampler's log-probabilities differ from the trainer's by {gap:.4f} nats "
-            f"per token (rounding explains {limit:.3g}): {REMEDY[cfg.sampler]}."
+            f"per token (rounding explains {limit:.3g}): {sampler.remedy}."
         )
     return gap
 
@@ -117,15 +111,8 @@ def check_sync(cfg: Config, policy: Policy, rows: Rows, when: str) -> float:
 def max_gap(policy: Policy) -> float:
     """Nats per token that rounding can explain at the policy's temperature.
 
-    A temperature below 1 enlarges rounding where two logits are close, and faults more. Responses
-    of SmolLM2-135M to short prompts, in bf16 at 1, 0.4, 0.1, 0.05 and 0.01:
-
-        24 attempts with vLLM, at most               0.05  0.11  0.11  0.17  0.96
-        12 with weights off by 5 %, at least         0.39  0.33  1.09  1.49  4.48
-        the limit                                    0.10  0.18  0.46  0.74  2.15
-
-    With transformers, 24 attempts gave at most 0.03 to 0.18. A temperature that is 10 % off shows
-    at 1 only, with 0.12 and more.
+    A temperature below 1 enlarges rounding where two logits are close, and faults more
+    (tests/model/test_scoring.py has what was measured).
     """
     return MAX_GAP[policy.precision] / min(1.0, policy.temperature) ** (2 / 3)
 

@@ -40,6 +40,12 @@ class VLLMSampler:
     time; others wait.
     """
 
+    remedy = (
+        "vLLM computes this model otherwise than the trainer: use --sampler transformers, the "
+        "versions of vLLM and torch in requirements.txt and requirements-vllm.txt, or, if only "
+        "bf16 differs so much, --precision fp32"
+    )
+
     def __init__(
         self, folder: str, max_model_len: int, precision: str, memory_share: float, slots: int
     ):

@@ -23,7 +23,7 @@ def evaluate(
 
     trial_seed: another one draws other responses to the same tasks. benchmark: see rollout.
     """
-    # -1 in place of the run's seed and update: all evaluations of all runs have the same seeds.
+    # -1 instead of the run's seed and update: all evaluations of all runs have the same seeds.
     key = (-1, trial_seed) if trial_seed else (-1,)
     colder = replace(cfg, temperature=cfg.eval_temperature)
     with sampler.sync(policy):

@@ -1,4 +1,4 @@
-"""Does a run fit? What it needs in any case, asked before it starts.
+"""The memory and disk that a run needs in any case, checked before it starts.
 
     states       16 bytes per trained parameter: weight, gradient and both moments of AdamW, in
                  fp32. LoRA adds the frozen weights. PPO's critic is one more decoder, trained in
@@ -29,7 +29,7 @@ from paw_min.model.published import empty_model, load_config, load_errors
 from paw_min.model.reference import rounded_layers
 from paw_min.running.runs import newest_checkpoint
 
-PASS = "a pass comes on top"
+PASS = "plus activations"
 
 
 @dataclass
@@ -77,7 +77,7 @@ def of_folder(cfg: Config, folder: str, precision: str) -> Needs:
     config = load_config(folder)
     with load_errors(folder):
         model = empty_model(config)
-        return needs(cfg, model, distributed.of_torchrun("WORLD_SIZE", 1), precision)
+        return needs(cfg, model, distributed.torchrun_env("WORLD_SIZE", 1), precision)
 
 
 def on_gpu(ours: Needs, vllm: float) -> float:
@@ -110,7 +110,7 @@ class Place:
 def check(cfg: Config, folder: str, precision: str, device: str) -> list[Place]:
     """What the run needs where, and what is free; UserError where something cannot fit."""
     ours = of_folder(cfg, folder, precision)
-    ranks = distributed.of_torchrun("LOCAL_WORLD_SIZE", 1)
+    ranks = distributed.torchrun_env("LOCAL_WORLD_SIZE", 1)
     smaller = "a smaller --model or --lora-rank"
     parts = f"states {gb(ours.states)}, reference {gb(ours.reference)}"
     if device.startswith("cuda"):

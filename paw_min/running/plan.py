@@ -19,24 +19,24 @@ from paw_min.running.session import (
 def dry_run(cfg: Config) -> None:
     """Check model, memory, disk and data, and print the plan; each error on its line."""
     errors = {}  # an ordered set: two checks may say the same
-    for part in (model, sizes, check_machine, data):
+    for part in (print_model, print_memory, check_machine, print_data):
         try:
             part(cfg)
         except UserError as error:
             errors[f"{str(error).rstrip('.')}."] = None
-    training(cfg)
+    print_training(cfg)
     if errors:
         raise UserError("\nerror: ".join(errors))
 
 
-def model(cfg: Config) -> None:
+def print_model(cfg: Config) -> None:
     check_model(cfg, start_model(cfg))
     print(f"model     {start_model(cfg)}")
 
 
-def sizes(cfg: Config) -> None:
+def print_memory(cfg: Config) -> None:
     start = start_model(cfg)
-    device = distributed.usual_device()
+    device = distributed.default_device()
     if device == "cpu" and cfg.sampler == "vllm":
         print(f"memory    {memory.on_another_machine(cfg, start)}")
         return
@@ -44,11 +44,11 @@ def sizes(cfg: Config) -> None:
         print(f"memory    {place}")
 
 
-def data(cfg: Config) -> None:
+def print_data(cfg: Config) -> None:
     print(f"data      {count_tasks(cfg, find_tasks(cfg))}")
 
 
-def training(cfg: Config) -> None:
+def print_training(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     # PaW appends the next observation to a prompt and its response.

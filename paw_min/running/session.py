@@ -147,7 +147,7 @@ def check_model(cfg: Config, folder: str) -> None:
 
 
 def forward_precision(precision: str, device: str) -> str:
-    """"fp32" or "bf16", for --precision."""
+    """The precision of passes that --precision asks for: "fp32" or "bf16"."""
     if precision == "auto":
         return "bf16" if device.startswith("cuda") else "fp32"
     return precision

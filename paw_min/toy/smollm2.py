@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from transformers.utils import logging
 
 from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import made_once, usual_modes, writing
+from paw_min.base.files import apply_umask, made_once, writing
 from paw_min.base.flags import Parser
 from paw_min.toy import DATA
 
@@ -89,7 +89,7 @@ def write(out: Path = DATA / NAME) -> Path:
         logging.disable_progress_bar()
         load_model(file).save_pretrained(new)
         load_tokenizer(file).save_pretrained(new)
-        usual_modes(new)
+        apply_umask(new)
 
     with writing(f"the model folder {out}"):
         made_once(out, make)

@@ -1,4 +1,4 @@
-"""Does every part of a run work on this machine? Two short runs with vLLM, and a line per part.
+"""A check of every part of a run on this machine: two short runs with vLLM, and a line per part.
 
     python -m research.bench.smoke [--model NAME] [--vllm-memory SHARE]
 

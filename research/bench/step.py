@@ -1,4 +1,4 @@
-"""How long does a step of the preset `paper` take on ALFWorld? Computed, not measured.
+"""The time of a step of the preset `paper` on ALFWorld, computed and not measured.
 
     python -m research.bench.step
 

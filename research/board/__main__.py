@@ -130,7 +130,7 @@ def check(path: Path) -> None:
         except Exception as error:  # whatever an idea raises
             raise UserError(f"{path}: {name} raises {type(error).__name__}: {error}") from error
         if shape != expected:
-            raise UserError(f"{path}: {name} returns the shape {shape} in place of {expected}")
+            raise UserError(f"{path}: {name} returns the shape {shape} instead of {expected}")
 
 
 def play(path: Path, world: str, seed: int) -> float:

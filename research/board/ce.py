@@ -1,4 +1,4 @@
-"""PaW with cross entropy in place of Eq. 7 and 8."""
+"""PaW with cross entropy instead of Eq. 7 and 8."""
 
 from examples.one_file import Arm
 

@@ -36,7 +36,8 @@ from paw_min import cmae
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.base.flags import Parser
-from paw_min.config import Config, parse_config
+from paw_min.cli import parse_config
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, presets_of
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy

@@ -45,7 +45,8 @@ from paw_min.base.errors import UserError, masked, user_errors
 from paw_min.base.files import writing
 from paw_min.base.flags import Parser
 from paw_min.base.seeds import request_seed
-from paw_min.config import Config, parse_config
+from paw_min.cli import parse_config
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.envs.interface import Answer, Benchmark, Context, Pool, Tasks
 from paw_min.metrics import mean

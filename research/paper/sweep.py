@@ -25,7 +25,8 @@ from paw_min.base.console import say
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import expanded, writing
 from paw_min.base.flags import Parser
-from paw_min.config import Config, parse_config
+from paw_min.cli import parse_config
+from paw_min.config import Config
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.running import memory
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done

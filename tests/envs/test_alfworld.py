@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.config import parse_args
+from paw_min.cli import parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.alfworld.env import find_data
 from paw_min.envs.benchmarks import presets_of

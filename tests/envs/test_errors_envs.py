@@ -87,7 +87,7 @@ ROWS = [  # a reader, one of its files, what is in it, a part of the sentence
     ("questions", "q.jsonl", "", "has no questions"),
     ("questions", "q.jsonl", [QUESTION, DEEP], "line 2 cannot be read .RecursionError"),
     ("questions", "q.jsonl", [QUESTION, {"q": "?"}], "row 2 .*KeyError: 'question'.*a row needs"),
-    ("questions", "q.jsonl", [QUESTION | {"golden_answers": [1990]}], "1990 in place of a text"),
+    ("questions", "q.jsonl", [QUESTION | {"golden_answers": [1990]}], "1990 instead of a text"),
     ("corpus", "corpus.jsonl", MISSING, "does not exist"),
     ("corpus", "corpus.jsonl", "\n\n", "is empty"),
     ("corpus", "corpus.jsonl", [PASSAGE, '{"id": "1", "conte'], "passage 2 cannot be read"),

@@ -1,4 +1,4 @@
-"""examples/boxes.py, with a tiny random model in place of SmolLM2."""
+"""examples/boxes.py, with a tiny random model instead of SmolLM2."""
 
 from pathlib import Path
 from unittest.mock import Mock

@@ -17,7 +17,8 @@ from transformers import AutoTokenizer
 from examples import inverse_dynamics, multi_step, probable, tapo
 from paw_min import cli, cmae, losses, train
 from paw_min.base.errors import UserError
-from paw_min.config import METHOD_PRESETS, Config, parse_args
+from paw_min.cli import parse_args
+from paw_min.config import METHOD_PRESETS, Config
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, Scores
@@ -121,7 +122,7 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     """It is checked and prepared with the fork's flags, then trained by the fork's method."""
     world = importlib.import_module(f"examples.{name}")
     own = Config(seed=7, model=str(getattr(world, "START", "")))
-    monkeypatch.setattr(world, "checked", lambda env, presets, *_: own)
+    monkeypatch.setattr(world, "check_command", lambda env, presets, *_: own)
     prepare, main = Mock(), Mock()
     monkeypatch.setattr(world, "prepare", prepare)
     monkeypatch.setattr(world, "main", main)

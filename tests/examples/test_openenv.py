@@ -43,7 +43,7 @@ def url():
 @pytest.fixture
 def settings(tmp_path, model) -> dict:
     own = dict(env="openenv", out=str(tmp_path), model=model, max_turns=4, eval_tasks=4, updates=1)
-    return SMALL | own | dict(max_prompt_tokens=1000)
+    return SMALL | own | dict(prompt="paper", max_prompt_tokens=1000)
 
 
 def test_a_run_on_the_guessing_game(url, settings, tmp_path):

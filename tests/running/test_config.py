@@ -7,15 +7,17 @@ from dataclasses import asdict, replace
 import pytest
 
 from paw_min import advantages, losses, ppo, update
-from paw_min.base.errors import UserError, command_line
+from paw_min.base.errors import UserError
 from paw_min.base.flags import flag
-from paw_min.config import FLAGS, Config, parse_args
+from paw_min.cli import parse_args
+from paw_min.config import FLAGS, Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.envs.interface import Tasks
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.config_json import differences, public
 from paw_min.running.session import WEIGHT_DECAY, count_tasks, find_tasks, open_session
 from tests.helpers import one_sentence
+from world_models.stage import command_line
 
 
 def parse(*words: str, env: str = "alfworld") -> Config:
@@ -143,6 +145,7 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
     (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
     (["--algo", "reinforce"], "--algo: invalid choice: 'reinforce'"),
+    (["--prompt", "long"], "^--prompt long is unknown: alfworld has paper and compact"),
     (["--data="], '--data "" is empty'),
     (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
 ])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paw_min.base import errors
-from paw_min.cli import checked, presets_of
+from paw_min.cli import check_command, presets_of
 from paw_min.page import __main__ as page
 from research.paper import fig2c, prompting, sweep
 from tests.helpers import ROOT, one_sentence
@@ -100,4 +100,5 @@ def test_an_example_is_checked_before_its_long_work(
     assert str(stopped.value.code or 0).startswith(end) and not Path("data").exists()
     assert (f"{folder} is not there: the first" in capsys.readouterr().out) == (end == "0")
     # Where the folder is there, the run itself makes the plan.
-    assert checked("alfworld", presets_of("alfworld"), "", lambda cfg: tmp_path, ["--dry-run"])
+    presets = presets_of("alfworld")
+    assert check_command("alfworld", presets, "", lambda cfg: tmp_path, ["--dry-run"])

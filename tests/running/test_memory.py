@@ -11,7 +11,8 @@ from transformers import Qwen2Config
 
 from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.config import METHOD_PRESETS, Config, parse_args
+from paw_min.cli import parse_args
+from paw_min.config import METHOD_PRESETS, Config
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy

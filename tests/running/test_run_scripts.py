@@ -7,7 +7,8 @@ import pytest
 from pyarrow import parquet
 
 from paw_min import train
-from paw_min.config import Config, parse_args
+from paw_min.cli import parse_args
+from paw_min.config import Config
 from paw_min.envs.benchmarks import presets_of
 from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy

@@ -8,7 +8,7 @@ import pytest
 
 import run_alfworld
 from paw_min.base.errors import UserError
-from paw_min.config import parse_args
+from paw_min.cli import parse_args
 from paw_min.running.runs import newest_checkpoint
 from tests.helpers import held_by_another_process, numbers
 from world_models import rwml, supervised, word2world

@@ -201,7 +201,7 @@ def update(
     d = distances(encoder, predictions, repeated)
     rewards = [reward(one, threshold) for one in d]
     rows = answer_rows(prompts, answers, rewards)
-    gap = check_sync(cfg, s.policy, rows, f"update {k}")
+    gap = check_sync(cfg, s.policy, s.sampler, rows, f"update {k}")
     rows = prepare(cfg, s.policy, s.reference, rows)
     metrics = optimize(cfg, s.policy, s.optimizer, rows, seed_key=key)
     # The share of groups in which some answers are rewarded and others not: only they teach.

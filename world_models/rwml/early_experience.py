@@ -7,7 +7,7 @@
 
 The expert is the rule-based teacher of the generated data, so this works with generated data only.
 It slips, as in the demonstrations of the stand-ins: in a fifth of the steps (teachers/), a
-random command is executed in place of its own, which stays the label of the imitation.
+random command is executed instead of its own, which stays the label of the imitation.
 A state is reached by replaying the commands before it. Its observation must equal the
 demonstration's; otherwise the branches would belong to another game. Prompt, label, batch and
 learning rate are those of WM-SFT, so that the methods differ in their data; in the paper, the label

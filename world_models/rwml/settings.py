@@ -4,18 +4,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paw_min.base.distributed import refuse_ranks, usual_device
+from paw_min.base.distributed import default_device
 from paw_min.base.errors import UserError
 from paw_min.base.files import expanded, writing
 from paw_min.base.flags import Parser, add_flags, check_bounds, sections
-from paw_min.config import FREE_TO_CHANGE, OF_PAW, Config, check, parse_config
+from paw_min.cli import parse_config
+from paw_min.config import FREE_TO_CHANGE, OF_PAW, Config, check
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.config_json import public
 from paw_min.running.session import check_machine
+from world_models.stage import refuse_ranks
 
 ENCODER_TOKENS = 512  # longest text that E reads; what it cannot read is too long for RWML
-# What may change in a run of RL, but for three settings that decide what is played, and thereby
+# What may change in a run of RL, except three settings that decide what is played, and thereby
 # what a stage stores.
 FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt_tokens"}
 
@@ -117,7 +119,7 @@ def parse(doc: str, argv: list[str] | None = None) -> RwmlJob:
     if "epochs" in given and settings.method != "rwml":
         raise UserError(f"--epochs is for --method rwml: with {settings.method}, omit it.")
     check_machine(cfg)
-    encoder = load_encoder(settings.encoder, usual_device())
+    encoder = load_encoder(settings.encoder, default_device())
     name = f"{settings.method}-{args.name}" if args.name else settings.method
     job = RwmlJob(cfg, settings, name, expanded(args.out), encoder, flags)
     check(job.method_config())

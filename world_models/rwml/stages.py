@@ -30,10 +30,11 @@ import torch
 from tokenizers import AddedToken
 
 from paw_min.base.console import say
-from paw_min.base.errors import UserError, command_line
+from paw_min.base.errors import UserError
 from paw_min.base.files import replacing
 from paw_min.base.seeds import generator
-from paw_min.config import Config, parse_config
+from paw_min.cli import parse_config
+from paw_min.config import Config
 from paw_min.envs.benchmarks import presets_of
 from paw_min.metrics import mean
 from paw_min.model import lora
@@ -65,7 +66,7 @@ from world_models.rwml.triplets import (
     triplets_of,
     write_triplets,
 )
-from world_models.stage import run_stage
+from world_models.stage import command_line, run_stage
 from world_models.supervised import fit, load
 from world_models.teachers import TEACHERS
 

@@ -25,7 +25,7 @@ class Action(NamedTuple):
 
     command: str
     thought: str  # the current subgoal, in two to four words
-    slip: str | None = None  # what is executed in place of the command
+    slip: str | None = None  # what is executed instead of the command
 
     @property
     def response(self) -> str:
@@ -45,7 +45,7 @@ class Teacher(Player, Protocol):
         """The command; where another one would be premature, that one with probability `haste`."""
 
     def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
-        """The command to execute in place of this one, if the teacher slips here."""
+        """The command to execute instead of this one, if the teacher slips here."""
 
 
 class Demonstrator:

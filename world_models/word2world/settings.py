@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paw_min.base.distributed import refuse_ranks
-from paw_min.base.errors import UserError, command_line
+from paw_min.base.errors import UserError
 from paw_min.base.files import expanded
 from paw_min.base.flags import Parser, add_flags, check_bounds, flag, sections
-from paw_min.config import Config, parse_config
+from paw_min.cli import parse_config
+from paw_min.config import Config
 from paw_min.envs.benchmarks import presets_of
+from world_models.stage import command_line, refuse_ranks
 
 ENVS = ("alfworld", "webshop")
 MAX_WIDTH = 4096  # widest model from scratch; far more than fits the data

@@ -105,7 +105,7 @@ def _question(row: dict, default_source: str) -> Question:
         raise TypeError(f"the answers are {reprlib.repr(answers)}")
     for text in (question, source, *answers):
         if not isinstance(text, str) or not text.strip():
-            raise TypeError(f"{reprlib.repr(text)} in place of a text")
+            raise TypeError(f"{reprlib.repr(text)} instead of a text")
     return Question(question.strip(), tuple(answers), source)
 
 
