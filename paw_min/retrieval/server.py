@@ -7,18 +7,21 @@
 POST /retrieve takes {"queries": [..]}, with `topk` (default 3) and `return_scores`. It answers
 {"result": [[{"document": {"id", "contents"}, "score"}, ..] for each query]}, or only the documents
 if `return_scores` is false. The port is open from the start: requests that come while the corpus is
-loaded wait. Needs fastapi and uvicorn, and for dense vectors sentence-transformers and faiss-cpu.
+loaded wait. A request has MAX_BODY bytes at most. Needs fastapi and uvicorn, and for dense vectors
+sentence-transformers and faiss-cpu.
 """
 
 import argparse
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 
 from paw_min.base.errors import UserError, masked, user_errors
 from paw_min.base.files import is_url
@@ -28,17 +31,46 @@ from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.interface import Retriever
 
 E5 = "intfloat/e5-base-v2"
+MAX_BODY = 32 << 20  # bytes of a request; 6,667 queries of 512 tokens are about 16 MB
 
 
 class RetrieveRequest(BaseModel):
-    queries: list[str]
+    # The first error is enough: one for each of ten million numbers would fill the memory.
+    queries: Annotated[list[str], FailFast()]
     topk: int | None = Field(3, ge=1, le=1000)
     return_scores: bool = False
 
 
+class BodyLimit:
+    """Stops reading a request after MAX_BODY bytes; a wrapper of an ASGI application."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        n_bytes = 0
+
+        async def receive_some():
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > MAX_BODY:
+                raise HTTPException(413, f"the request has more than {MAX_BODY} bytes: send less")
+            return message
+
+        await self.app(scope, receive_some, send)
+
+
+async def refuse(_, error: RequestValidationError) -> JSONResponse:
+    """HTTP 422, without the rejected input: it may be large, or NaN, which ends in HTTP 500."""
+    detail = [{key: part[key] for key in ("type", "loc", "msg")} for part in error.errors()]
+    return JSONResponse({"detail": detail}, 422)
+
+
 def make_app(retriever: Retriever) -> FastAPI:
     """The web application with POST /retrieve, see above."""
-    app = FastAPI()
+    app = FastAPI(exception_handlers={RequestValidationError: refuse})
+    app.add_middleware(BodyLimit)
 
     # It runs in the event loop, one search after another: each uses all cores already.
     @app.post("/retrieve")
@@ -121,8 +153,9 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     print(f"ready: {args.retriever} at {url}/retrieve", flush=True)
-    # A second Ctrl-C would print a traceback without lifespan="off".
-    config = uvicorn.Config(app, log_level="warning", lifespan="off")
+    # h11 limits the headers of a request; httptools, which vLLM brings, does not. A second Ctrl-C
+    # would print a traceback without lifespan="off".
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", http="h11")
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -6,8 +6,10 @@ A fake server in this process simulates other servers and their failures.
 import base64
 import re
 import signal
+import socket
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,21 @@ def test_the_protocol_of_search_r1(corpus):
         assert server.post("/retrieve", json=body).status_code == 422
 
 
+@pytest.mark.parametrize("body, status", [
+    (b'{"queries": ["%s"]}' % (b"a" * (33 << 20)), 413),
+    ([b'{"queries": ["'] + [b"a" * (1 << 20)] * 33, 413),  # in chunks, without a length
+    (b'{"queries": ["a"], "topk": NaN}', 422), (b'{"queries": ["\\ud800", ["\\ud800"]]}', 422),
+    (b'{"queries": [%s1]}' % (b"1," * 1000), 422), (b"[" * 100_000, 400),
+], ids=range(6))
+def test_a_request_that_would_fill_the_memory_or_is_malformed(corpus, body, status):
+    app = search_server.make_app(LexicalRetriever(Corpus(corpus)))
+    server = TestClient(app, raise_server_exceptions=False)
+    content = iter(body) if isinstance(body, list) else body
+    answer = server.post("/retrieve", content=content, headers={"Content-Type": "application/json"})
+    # It repeats nothing of the request.
+    assert answer.status_code == status and len(answer.content) < 300
+
+
 def test_a_dense_server_and_its_prefixes(tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", ["a b c", "h g", "d e"])
     encoder = make_encoder(tmp_path / "encoder")
@@ -107,6 +124,14 @@ def test_a_client_waits_while_the_server_loads_and_ctrl_c_ends_it_quietly(tmp_pa
         client = SearchClient(url)
         assert client.search(["word7"], 1)[0][0]["document"]["id"] == "7"
         assert not caplog.records  # the port was open: no second try
+        # Headers without an end, of which no more than some KB are kept.
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 60) as stranger:
+            with suppress(OSError):  # it hangs up
+                for _ in range(100):
+                    stranger.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * (1 << 20))
+            with suppress(OSError):
+                assert stranger.recv(12) in (b"", b"HTTP/1.1 400")
+        assert client.search(["word8"], 1)[0][0]["document"]["id"] == "8"
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in output
