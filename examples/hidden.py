@@ -211,8 +211,9 @@ def write_games(folder: Path, seed: int) -> None:
         for i, pair in enumerate(pairs):
             trial = folder / split / f"{'-'.join(pair)}" / f"{i:05d}"
             trial.mkdir(parents=True)
-            (trial / "traj_data.json").write_text(json.dumps({"task_type": "clean_two"}))
-            (trial / "game.tw-pddl").write_text(json.dumps(make_game(world, pair)))
+            for name, content in (("traj_data.json", {"task_type": "clean_two"}),
+                                  ("game.tw-pddl", make_game(world, pair))):
+                (trial / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 # ---- the benchmark ----

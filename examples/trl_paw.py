@@ -35,6 +35,8 @@ class PaWConfig(GRPOConfig):
         super().__post_init__()
         if self.temperature != 1:  # TRL divides the logits of observations by it, too
             raise ValueError(f"temperature {self.temperature} is not supported: use 1")
+        if self.mask_truncated_completions:  # to TRL, an episode that ends with o_T is truncated
+            raise ValueError("mask_truncated_completions would mask every episode: omit it")
         for name, high in (("alpha", 1), ("rho", 1), ("r_max", math.inf)):
             value = getattr(self, name)
             if not 0 < value <= high:

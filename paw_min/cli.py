@@ -141,7 +141,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     prompts = BENCHMARKS[cfg.env].prompts
     if cfg.prompt not in prompts:
         raise UserError(f"--prompt {cfg.prompt} is unknown: {cfg.env} has {' and '.join(prompts)}.")
-    if cfg.env == "alfworld" and not cfg.data:
+    if cfg.env == "alfworld" and size in PUBLISHED and not cfg.data:
         cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
     # A command whose default is `paper` needs no data: it asks a server (prompting.py).
     if size in PUBLISHED and size != first and not cfg.data:

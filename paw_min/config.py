@@ -34,7 +34,7 @@ class Config:
     shard: bool = False  # shard weights and optimizer across ranks (FSDP2); needs vLLM
 
     # ---- environment ----
-    data: str = ""  # data folder; default: stored small data (ALFWorld: $ALFWORLD_DATA)
+    data: str = ""  # data folder; default: small data; ALFWorld's paper: $ALFWORLD_DATA
     eval_split: str = "valid_seen"  # held-out split
     eval_tasks: int = 128  # tasks of the fixed evaluation panel; 0: whole split
     human_goals: bool = False  # WebShop: use instructions written by people

@@ -81,7 +81,9 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
             console.say(f"all {s.done} updates were done before: nothing is trained")
         # A resumed run has measured its start model already.
         if not s.done and not s.run.metrics():
-            log(s, {"update": 0} | play_panel(cfg, s, 0))
+            metrics = {"update": 0} | play_panel(cfg, s, 0)
+            log(s, metrics)
+            s.run.track(metrics)
 
         for k in range(s.done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics = {"update": k} | run_update(cfg, s, k, method)
@@ -94,6 +96,7 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
             log(s, metrics)
             if is_last or k % cfg.save_every == 0:
                 s.run.save(s.policy, s.optimizer, k)
+            s.run.track(metrics)
             # The curves show the run while it trains.
             if "eval_success" in metrics and not is_last and distributed.rank() == 0:
                 draw([s.run.folder])

@@ -56,7 +56,7 @@ MARKED = re.compile(r"^(<!-- table: (.*) -->\n)((?:(?!<!-- table: ).*\n)*?)<!-- 
 
 
 def load(file: str):
-    return json.loads((FOLDER / file).read_text())
+    return json.loads((FOLDER / file).read_text("utf-8"))
 
 
 def percent(share: float | None) -> str:
@@ -286,12 +286,12 @@ def part(text: str, number: int) -> str:
 
 
 def exercises(number: str) -> str:
-    return part((FOLDER / "locks/exercises.txt").read_text(), int(number))
+    return part((FOLDER / "locks/exercises.txt").read_text("utf-8"), int(number))
 
 
 def walkthrough(number: str) -> str:
     """A table, a prompt or a response."""
-    return part((FOLDER / "walkthrough/tables.txt").read_text(), int(number))
+    return part((FOLDER / "walkthrough/tables.txt").read_text("utf-8"), int(number))
 
 
 # Each step of LEARN.md: its title, the flags of one_file.py that train it, its entry on the board.
@@ -391,13 +391,13 @@ def pages() -> list[Path]:
     command = ["git", "ls-files", "*.md"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = [ROOT / name for name in done.stdout.splitlines()]
-    return [page for page in found if page.exists() and BEGIN.search(page.read_text())]
+    return [page for page in found if page.exists() and BEGIN.search(page.read_text("utf-8"))]
 
 
 def main(given: list[Path], check: bool) -> None:
     stale = []
     for page in given or pages():
-        text = page.read_text()
+        text = page.read_text("utf-8")
         new = with_new_tables(text)
         if new != text:
             stale.append(page)

@@ -32,7 +32,7 @@ def run_stage(
             raise UserError(f"{path.parent} has {', '.join(left)} already, and no {path.name}: "
                             "choose another --out, or delete what is named.")
         replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text("utf-8"))
     others = [f"{key} {found.get(key)!r}" for key in settings if found.get(key) != settings[key]]
     if others:
         raise UserError(f"{path} was made with {', '.join(others)}: repeat that, or choose "

@@ -30,6 +30,9 @@ def user_errors(named: Callable[[str], str] = str):
     That is at a UserError, at Ctrl-C, with a full disk and with a full GPU. It ends silently where
     the output has been closed, as by `| head`. named: adds the rank to a sentence.
     """
+    for output in (sys.stdout, sys.stderr):
+        if hasattr(output, "reconfigure"):  # a terminal need not have every character
+            output.reconfigure(errors="backslashreplace")
     try:
         try:
             yield

@@ -131,7 +131,7 @@ def base_model(folder: str) -> str | None:
     path = Path(folder) / "adapter_config.json"
     if not path.is_file():
         return None
-    return json.loads(path.read_text())["base_model_name_or_path"]
+    return json.loads(path.read_text("utf-8"))["base_model_name_or_path"]
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ def read_config(path: Path) -> Config:
     A setting that is not there has its default: a fork that adds one still reads its older runs.
     UserError for one that this version does not have, as in the config.json of a model.
     """
-    stored = json.loads(path.read_text())
+    stored = json.loads(path.read_text("utf-8"))
     unknown = sorted(stored.keys() - asdict(Config()).keys())
     if unknown:
         raise UserError(f"{path} is of another program, or of another version of paw_min: it has "

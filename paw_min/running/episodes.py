@@ -106,7 +106,7 @@ def steps_of(rows: Rows) -> dict[int, list[StoredRow]]:
 
 def read(path: Path) -> StoredUpdate:
     """The episodes in a file that a run has written."""
-    stored = json.loads(path.read_text())
+    stored = json.loads(path.read_text("utf-8"))
     episodes = []
     for episode in stored["episodes"]:
         steps = [StoredRow(**step) for step in episode["steps"]]

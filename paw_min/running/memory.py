@@ -158,7 +158,7 @@ def free_cpu(system: Path = Path("/")) -> float:
     meminfo = system / "proc/meminfo"
     if not meminfo.exists():  # not Linux: nothing to compare with
         return float("inf")
-    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    lines = dict(line.split(":") for line in meminfo.read_text("utf-8").splitlines())
     free = sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
     return min(free, free_of_groups(system))
 
@@ -175,7 +175,7 @@ def free_of_groups(system: Path) -> float:
     """Bytes that the control groups of this process have left; inf without a limit."""
     free = [float("inf")]
     groups = system / "proc/self/cgroup"
-    for line in groups.read_text().splitlines() if groups.exists() else []:
+    for line in groups.read_text("utf-8").splitlines() if groups.exists() else []:
         _, name, path = line.split(":", 2)
         if name not in GROUPS:
             continue
@@ -186,8 +186,8 @@ def free_of_groups(system: Path) -> float:
         # container sees its own group as the root.
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # no such file, or no number but "max": no limit
-                most, used = (int((folder / file).read_text()) for file in (limit, use))
-                stat = (folder / "memory.stat").read_text().split()  # names and numbers in turn
+                most, used = (int((folder / file).read_text("utf-8")) for file in (limit, use))
+                stat = (folder / "memory.stat").read_text("utf-8").split()  # names and numbers in turn
                 free.append(most - used + int(stat[stat.index(cache) + 1]))
     return min(free)
 

@@ -92,7 +92,7 @@ def find_arms(folders: list[Path]) -> list[Arm]:
     together = {}  # settings without the seed -> (its first folder, settings, lines of each run)
     for folder in folders:
         # An older run has today's defaults of newer settings.
-        config = asdict(Config()) | json.loads((folder / "config.json").read_text())
+        config = asdict(Config()) | json.loads((folder / "config.json").read_text("utf-8"))
         same = json.dumps(config | dict(seed="", name="", out=""))
         _, _, runs = together.setdefault(same, (folder.resolve(), config, []))
         runs.append(read_metrics(folder))

@@ -150,7 +150,7 @@ class Run:
     def compare(self, sources: dict[str, str]) -> None:
         """Say so if the method may be another one than that with which the run began."""
         path = self.folder / "sources.json"
-        old = json.loads(path.read_text()) if path.exists() else sources
+        old = json.loads(path.read_text("utf-8")) if path.exists() else sources
         names = sorted(old.keys() | sources)
         if changed := [name for name in names if old.get(name) != sources.get(name)]:
             say(f"changed since the run began: {', '.join(changed)}; use another --name to keep "
@@ -171,10 +171,14 @@ class Run:
         """Append one line to metrics.jsonl."""
         if distributed.rank() > 0:
             return
-        with writing("metrics.jsonl"), open(self.folder / "metrics.jsonl", "a") as file:
+        path = self.folder / "metrics.jsonl"
+        with writing("metrics.jsonl"), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def track(self, metrics: dict) -> None:
+        """The line in the tracker, after the checkpoint: it may hang or die."""
         if self.tracker:
             self.tracker.log(metrics)
 
@@ -226,7 +230,7 @@ def updates_done(checkpoint: Path) -> int:
 def read_metrics(folder: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, without an incomplete last line."""
     path = Path(folder) / "metrics.jsonl"
-    *lines, last = path.read_text().split("\n") if path.exists() else [""]
+    *lines, last = path.read_text("utf-8").split("\n") if path.exists() else [""]
     metrics = [json.loads(line) for line in lines]
     # A run that was killed while it wrote a line left a part of it, which is not JSON. After a
     # whole last line, an editor may have removed the newline.

@@ -144,7 +144,7 @@ def play(path: Path, world: str, seed: int) -> float:
 
 def read_results() -> dict[str, dict[str, list[float]]]:
     """{entry: {world: the mean of the curve of each seed}}."""
-    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    lines = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
     return {line.pop("entry"): line for line in lines}
 
 

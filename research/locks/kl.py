@@ -60,7 +60,7 @@ def main() -> None:
             for arm in ARMS:
                 if (arm, seed) not in done:
                     line = train(arm, seed)
-                    with RUNS.open("a") as file:
+                    with RUNS.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     print(f"{arm:8} seed {seed:2}  {100 * line['success'][-1]:.1f} %", flush=True)
 

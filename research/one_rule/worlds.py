@@ -295,7 +295,7 @@ def main(worlds: list[str], seeds: list[int]) -> None:
             for arm in ARMS:
                 if (world, arm, seed) not in done:
                     line = json.dumps(train(world, arm, seed))
-                    with RUNS.open("a") as file:
+                    with RUNS.open("a", encoding="utf-8") as file:
                         print(line, file=file)
 
 

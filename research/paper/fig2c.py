@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.out:
         with writing(f"the folder {args.out}"):
             text = json.dumps({"rollout": summary} | result, indent=2)
-            (args.out / "fig2c-webshop.json").write_text(text + "\n")
+            (args.out / "fig2c-webshop.json").write_text(text + "\n", encoding="utf-8")
         draw(result, args.out / "fig2c-webshop.png")
 
 

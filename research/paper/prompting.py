@@ -160,7 +160,7 @@ class Server:
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         if key not in self.kept:
             answer = self.post(body)
-            with self.lock, writing(str(self.file)), open(self.file, "a") as file:
+            with self.lock, writing(str(self.file)), open(self.file, "a", encoding="utf-8") as file:
                 self.kept[key] = answer
                 file.write(json.dumps({"key": key} | answer) + "\n")
         return self.kept[key]
@@ -310,9 +310,8 @@ def reflexion(
 def play(cfg: Config, agent: str, server: Server, pool: Pool, tasks: Tasks):
     """Play the panel -> its episodes and their metrics."""
     benchmark = BENCHMARKS[cfg.env]
-    react = React(
-        benchmark.prompts[cfg.prompt], (DEMONSTRATIONS / f"{cfg.env}.txt").read_text().strip()
-    )
+    example = (DEMONSTRATIONS / f"{cfg.env}.txt").read_text("utf-8").strip()
+    react = React(benchmark.prompts[cfg.prompt], example)
     cfg = replace(cfg, max_prompt_tokens=CHARACTERS * cfg.max_prompt_tokens)
     if agent != "plain":
         cfg = replace(cfg, max_prompt_tokens=TRAJECTORY)
@@ -354,10 +353,13 @@ def main(argv: list[str]) -> None:
         episodes, metrics = play(cfg, options.agent, server, pool, tasks)
     metrics = {"update": 0} | metrics | server.costs()
     with writing(f"the folder {folder}"):
-        (folder / "config.json").write_text(json.dumps(public(cfg), indent=2) + "\n")
-        (folder / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
-        (folder / "evaluation.json").write_text(outcomes(0, episodes))
-        (folder / "episodes.md").write_text(transcript(episodes))
+        for name, text in {
+            "config.json": json.dumps(public(cfg), indent=2) + "\n",
+            "metrics.jsonl": json.dumps(metrics) + "\n",
+            "evaluation.json": outcomes(0, episodes),
+            "episodes.md": transcript(episodes),
+        }.items():
+            (folder / name).write_text(text, encoding="utf-8")
     for key, value in metrics.items():
         say(f"{key:48s} {value:12,.{3 if isinstance(value, float) else 0}f}")
     say(f"{folder}: python -m research.paper.table {folder} ...")

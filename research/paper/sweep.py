@@ -118,7 +118,7 @@ def start(job: Job, gpu: str) -> subprocess.Popen:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     if gpu:
         env["CUDA_VISIBLE_DEVICES"] = gpu
-    with writing(str(job.log)), open(job.log, "w") as log:
+    with writing(str(job.log)), open(job.log, "w", encoding="utf-8") as log:
         return subprocess.Popen(
             job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
             start_new_session=True,  # Ctrl-C reaches the sweep only, which passes it on
@@ -139,7 +139,7 @@ def run_all(jobs: list[Job], free: list[str]) -> list[str]:
             for process in [process for process in running if process.poll() is not None]:
                 job, gpu = running.pop(process)
                 free.append(gpu)
-                lines = job.log.read_text(errors="replace").strip().splitlines() or ["no output"]
+                lines = job.log.read_text("utf-8", "replace").strip().splitlines() or ["no output"]
                 result = [line for line in lines if line.startswith("held-out success:")]
                 say(f"{job}: {(result or lines)[-1]} ({len(waiting) + len(running)} runs left)")
                 if process.returncode:
@@ -224,7 +224,8 @@ def main(argv: list[str]) -> None:
         entries = [asdict(Entry(job.label, job.cfg.seed, job.cfg.name)) for job in jobs]
         with writing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+            text = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+            path.write_text(text, encoding="utf-8")
         print(f"{len(free)} at a time; output: {args.out}/<run>.log", flush=True)
         failures = run_all(jobs, free)
         print(f"table: python -m research.paper.table {shlex.quote(str(path))}")

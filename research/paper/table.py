@@ -85,14 +85,14 @@ def find(paths: list[Path]) -> list[Entry]:
             label = re.sub(r"-seed\d+$", "", path.resolve().name)
             entries.append(Entry(label, settings_of(path)["seed"], str(path)))
         else:
-            for entry in json.loads(path.read_text()):
+            for entry in json.loads(path.read_text("utf-8")):
                 folder = str(path.parent / entry["folder"])
                 entries.append(Entry(**entry | {"folder": folder}))
     return entries
 
 
 def settings_of(folder: str | Path) -> dict:
-    return json.loads((Path(folder) / "config.json").read_text())
+    return json.loads((Path(folder) / "config.json").read_text("utf-8"))
 
 
 def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
@@ -108,7 +108,7 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         done = lines[-1]["update"]
         if done < config["updates"]:
             notes.append(f"Not finished: {entry.folder}, {done} of {config['updates']} updates.")
-        evaluation = json.loads((Path(entry.folder) / "evaluation.json").read_text())
+        evaluation = json.loads((Path(entry.folder) / "evaluation.json").read_bytes())
         found = columns(config["env"], evaluation["episodes"])
         result = Result(entry, config, found)
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
@@ -163,7 +163,7 @@ def main(paths: list[Path], out: Path | None) -> None:
     print(text)
     if out:
         with writing(str(out)):
-            out.write_text(text + "\n")
+            out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Finding, listing and playing ALFWorld games."""
 
+import codecs
 import json
 import os
 import re
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from paw_min import train
 from paw_min.cli import parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.alfworld.env import find_data
 from paw_min.envs.benchmarks import presets_of
+from paw_min.running import plan
 from tests.helpers import one_sentence
 
 
@@ -36,8 +39,10 @@ def copy_game(path, folder):
 def test_data_is_found_from_either_folder_and_from_the_environment(data, monkeypatch):
     inner = data / "json_2.1.1"
     monkeypatch.setenv("ALFWORLD_DATA", str(data))
-    cfg, _ = parse_args("alfworld", presets_of("alfworld"), "", [])
-    assert find_data(data) == find_data(str(inner)) == find_data(cfg.data) == inner
+    for preset, expected in (("paper", inner), ("tiny", None)):  # tiny's stand-in has its own
+        cfg, _ = parse_args("alfworld", presets_of("alfworld"), "", ["--preset", preset])
+        assert (find_data(cfg.data) if cfg.data else None) == expected
+    assert find_data(data) == find_data(str(inner)) == inner
 
 
 # --- which games there are -------------------------------------------------------------------
@@ -92,6 +97,32 @@ def test_broken_json_is_named(data, name, content):
     path.write_bytes(content)
     with one_sentence(re.escape(str(path)) + " cannot be read .*: delete", ValueError):
         list_games(data, "train")
+
+
+@pytest.mark.parametrize("key, old, new, sentence", [
+    ("grammar", '"move {o} to {r}"', '"put {o} in/on {r}"', "before alfworld 0.4 .*-download -f`"),
+    ("grammar", None, None, "has no text grammar: .*-download -f`"),
+    ("pddl_problem", None, ["(define)"], "has no text pddl_problem"),
+])
+def test_games_that_cannot_be_played_are_refused_by_plan_and_start(
+    key, old, new, sentence, data, config
+):
+    path = Path(list_games(data, "valid_seen")[3])
+    game = json.loads(path.read_bytes())
+    game[key] = game[key].replace(old, new) if old else new
+    path.write_text(json.dumps(game))
+    for run in (plan.dry_run, train.train):
+        with one_sentence(re.escape(str(path)) + f".*{sentence}"):
+            run(config(data=str(data)))
+
+
+def test_a_game_with_a_byte_order_mark(data):
+    path = Path(list_games(data, "train")[0])
+    expected = AlfworldEnv().reset(str(path))
+    for file in (path, path.with_name("traj_data.json")):
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert list_games(data, "train")[0] == str(path)
+    assert AlfworldEnv().reset(str(path)) == expected
 
 
 # --- playing ---------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Damaged files of shops, questions and corpora, which others may have written: one sentence."""
 
+import codecs
 import json
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,14 @@ def test_a_damaged_file_is_one_sentence(tmp_path, name, file, content, sentence)
     assert "\n" not in text and len(text) < 500 + len(str(tmp_path))
     # Goals come from several files.
     assert file.split(".")[0] in text or "goal" in text
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_files_with_a_byte_order_mark(tmp_path, name):
+    for good, value in GOOD[name].items():
+        write(tmp_path / good, value)
+        (tmp_path / good).write_bytes(codecs.BOM_UTF8 + (tmp_path / good).read_bytes())
+    assert READERS[name](tmp_path)
 
 
 def test_one_file_for_training_and_test_is_refused(tmp_path):

@@ -154,6 +154,7 @@ def norm(gradient: dict) -> float:
 
 @pytest.mark.parametrize("flags, message", [
     (["--temperature", "0.5"], "error: temperature 0.5 is not supported: use 1"),
+    (["--mask_truncated_completions", "True"], "error: mask_truncated_completions .*: omit it"),
     (["--rho", "1.1"], r"error: rho 1.1 is out of range \(0, 1\]"),
     (["--kappa", "1"], "error: Some specified arguments are not used .*'--kappa', '1'\\]"),
 ])

@@ -40,6 +40,28 @@ def test_examples_import_nothing_of_research():
         assert not any(name.split(".")[0] == "research" for name in imported_by(path)), path
 
 
+def opens_a_text_file_in_the_encoding_of_the_locale(call: ast.Call) -> bool:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    module = getattr(getattr(call.func, "value", None), "id", "")
+    texts = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    if any(k.arg == "encoding" for k in call.keywords) or "utf-8" in texts:
+        return False
+    if name == "open" and module not in ("os", "tarfile"):
+        return not any("b" in text and set(text) <= set("rwaxb+") for text in texts)
+    return name in ("read_text", "write_text")
+
+
+def test_every_text_file_is_opened_as_utf_8():
+    """Whatever the locale; not so in tests."""
+    folders = ("paw_min", "world_models", "research", "examples")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for path in [*paths, *ROOT.glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                where = f"{path}:{node.lineno}"
+                assert not opens_a_text_file_in_the_encoding_of_the_locale(node), where
+
+
 @pytest.mark.parametrize("own", ["alfworld", "webshop", "search"])
 def test_a_benchmark_loads_itself_only(own):
     """With a run script, its own benchmark is imported by name, and no other."""

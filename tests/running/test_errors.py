@@ -15,7 +15,7 @@ from paw_min.base import errors
 from paw_min.cli import check_command, presets_of
 from paw_min.page import __main__ as page
 from research.paper import fig2c, prompting, sweep
-from tests.helpers import ROOT, one_sentence
+from tests.helpers import ROOT, one_sentence, python
 from world_models.word2world import settings as word2world_settings
 
 # ---- command lines ----
@@ -79,6 +79,11 @@ def test_how_a_command_ends(code, end, tmp_path):
         ["bash", "-c", command], env=environment, text=True, stderr=subprocess.PIPE
     )
     assert (done.returncode, done.stderr) == (1, end)
+
+
+def test_a_terminal_without_all_characters():
+    done = python("-m", "research.paper.table", "--help", env={"PYTHONIOENCODING": "ascii"})
+    assert "usage: " in done.stdout
 
 
 @pytest.mark.parametrize("name, folder", [

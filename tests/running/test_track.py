@@ -1,6 +1,7 @@
 """Trackers have the lines of metrics.jsonl, also of a resumed run. The real ones; wandb offline."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -9,7 +10,7 @@ from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.running import plan, track
-from paw_min.running.runs import read_metrics
+from paw_min.running.runs import newest_checkpoint, read_metrics
 
 
 @pytest.mark.slow
@@ -37,6 +38,49 @@ def test_a_run_and_its_resumption(config, tmp_path, monkeypatch, name):
         for key in events.Tags()["scalars"]:
             shown = [(e.step, e.value) for e in events.Scalars(key)]  # in fp32
             assert shown == [(m["update"], pytest.approx(m[key])) for m in lines if key in m]
+
+
+@pytest.mark.parametrize("error", [
+    BrokenPipeError("pipe"), ConnectionResetError("lost"), SystemExit(3), RuntimeError("a\nb"),
+])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_run_goes_on_without_a_tracker_that_fails(
+    name, error, tmp_path, monkeypatch, capsys
+):
+    """In a line, then at the end of another run."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    asked = []
+
+    def fail(*_, **__):
+        asked.append(name)
+        raise error
+
+    fake = SimpleNamespace(log=fail, finish=fail)
+    cfg = Config(track=name, name="r", out=str(tmp_path))
+    (tmp_path / "r").mkdir()
+    monkeypatch.setattr(wandb, "init", lambda **_: fake)
+    monkeypatch.setattr(SummaryWriter, "add_scalar", fail)
+    monkeypatch.setattr(SummaryWriter, "close", fail)
+    tracker = track.Tracker(cfg, tmp_path / "r", 0)
+    for update in range(3):
+        tracker.log({"update": update})
+    tracker.close()
+    assert len(asked) == 1  # it was not asked again
+    track.Tracker(cfg, tmp_path / "r", 0).close()
+    said = capsys.readouterr().out
+    assert said.count("the tracker failed") == 2 and len(said.splitlines()) == 2
+
+
+def test_the_tracker_comes_after_the_checkpoint(config, tmp_path, monkeypatch):
+    saved = []
+
+    def log(tracker, metrics):
+        saved.append(newest_checkpoint(tmp_path / "r"))
+
+    monkeypatch.setattr(track.Tracker, "log", log)
+    train.train(config(track="tensorboard", updates=1))
+    assert saved == [None, tmp_path / "r" / "checkpoint-000001"]
 
 
 def test_a_tracker_that_cannot_start(config, tmp_path, monkeypatch):

@@ -238,7 +238,9 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
         cfg = replace(cfg, lr=job.settings.sft_lr, kl_coef=0.0)
     with open_session(cfg) as s:
         if not s.run.metrics():
-            s.run.log({"update": 0} | measure(job, s, held_out, tau))
+            metrics = {"update": 0} | measure(job, s, held_out, tau)
+            s.run.log(metrics)
+            s.run.track(metrics)
         if s.done < cfg.updates:
             if method == "rwml":
                 metrics = train_rwml(job, cfg, s, kept, tau)
@@ -248,9 +250,10 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
                 metrics = supervise(job, s.policy, s.optimizer, rows, epochs, "wm-sft")
             else:
                 metrics = train_on_expert(job, s)
-            metrics |= measure(job, s, held_out, tau)
-            s.run.log({"update": cfg.updates} | metrics)
+            metrics = {"update": cfg.updates} | metrics | measure(job, s, held_out, tau)
+            s.run.log(metrics)
             s.run.save(s.policy, s.optimizer, cfg.updates)
+            s.run.track(metrics)
         show_change(s)
         checkpoint = s.run.checkpoint()
     say("then RL:")
@@ -280,6 +283,7 @@ def train_rwml(
             s.run.log({"update": k} | metrics)
             if k % cfg.save_every == 0:
                 s.run.save(s.policy, s.optimizer, k)
+            s.run.track({"update": k} | metrics)
     return metrics
 
 

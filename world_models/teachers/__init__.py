@@ -71,7 +71,7 @@ def warm_start(env: str, out: Path, seed: int = 0) -> None:
     imitate(policy, rows, seed, lesson.steps)
     record = miniature(env, tasks[:12], tokenizer, seed)
     policy.save(out)
-    (out / "record.json").write_text(json.dumps(record) + "\n")
+    (out / "record.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:

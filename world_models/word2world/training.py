@@ -134,7 +134,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int) -> WorldMode
     if not path.is_file():
         raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text("utf-8"))
     env = record.get("env")
     if env != cfg.env:
         raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")

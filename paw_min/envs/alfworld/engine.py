@@ -35,6 +35,8 @@ import fast_downward
 from textworld.envs.pddl import PddlEnv, logic, textgen
 from textworld.logic import Rule
 
+from paw_min.base.files import parse_json
+
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
 GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: 10 to 20); enough for a panel and a rollout
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
@@ -228,7 +230,8 @@ class _Env(PddlEnv):
     def load(self, path):
         """PddlEnv.load, but with a GameError, after which another game can be loaded."""
         try:
-            super().load(path)
+            # TextWorld would open the file in the locale's encoding.
+            super().load(path if isinstance(path, dict) else parse_json(Path(path).read_bytes()))
         except Exception as error:  # FailedParse, ParseError, KeyError, JSONDecodeError, ...
             self._game_data = None  # a reset must not start the previous game, or half of this one
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:250]

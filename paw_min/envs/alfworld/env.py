@@ -11,6 +11,7 @@ included; the task is the text after "Your task is to: "; `help` is not offered)
 """
 
 import os
+import re
 from pathlib import Path
 
 import textworld
@@ -32,9 +33,9 @@ TASK_TYPES = (
     "pick_two_obj_and_place",
 )
 WIN_REWARD = 10.0  # verl-agent; for the step that wins, all others get 0
-REMEDY = ("download the games with `ALFWORLD_DATA=FOLDER alfworld-download`, or use --preset tiny, "
-          "without --data and $ALFWORLD_DATA, which has small ones")
-BROKEN = "delete its folder or download it again"
+REMEDY = ("download the games with `ALFWORLD_DATA=FOLDER alfworld-download -f` (-f: replace old "
+          "files), or use --preset tiny without --data, which has small ones")
+BROKEN = "delete its folder, or download it again with `alfworld-download -f`"
 
 
 def load(cfg: Config, data: str) -> Tasks:
@@ -65,7 +66,8 @@ def list_games(data: str | Path, split: str) -> list[str]:
     Playable as in AlfredTWEnv: one of the six task types, no 'movable' or 'Sliced' in the path, and
     `solvable: true` in game.tw-pddl. All games are read at every start, as AlfredTWEnv does: half a
     second for 3,553 small games, about 4 s if each has 0.1 MB more.
-    Raises FileNotFoundError (no data, no playable game) or ValueError (broken JSON, bad split).
+    Raises FileNotFoundError (no data, no playable game) or ValueError (bad split; a game that is
+    broken, incomplete or from before alfworld 0.4).
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; choose one of {', '.join(SPLITS)}.")
@@ -92,7 +94,15 @@ def _playable(trial: Path) -> bool:
     # and would miss a truncated file.
     traj = read_dict(trial / "traj_data.json", BROKEN)
     game = read_dict(trial / "game.tw-pddl", BROKEN)
-    return traj.get("task_type") in TASK_TYPES and game.get("solvable") is True
+    if traj.get("task_type") not in TASK_TYPES or game.get("solvable") is not True:
+        return False
+    for part in ("pddl_domain", "pddl_problem", "grammar"):
+        if not isinstance(game.get(part), str):
+            raise ValueError(f"{trial / 'game.tw-pddl'} has no text {part}: {BROKEN}.")
+    if not re.search(r'template\s*::\s*"move ', game["grammar"]):
+        raise ValueError(f"{trial / 'game.tw-pddl'}: its grammar has no command `move X to Y` "
+                         f"(games from before alfworld 0.4 use `put X in/on Y`); {REMEDY}.")
+    return True
 
 
 class AlfworldEnv:
@@ -113,9 +123,6 @@ class AlfworldEnv:
         """
         self.engine.load(str(task))
         state = self.engine.reset()
-        if not any(template.startswith("move ") for template in state["command_templates"]):
-            raise engine.GameError(f"{task}: its grammar has no command `move X to Y` (games from "
-                                   f"before alfworld 0.4 use `put X in/on Y`); {REMEDY}.")
         self._task_type = read_dict(Path(task).with_name("traj_data.json"), BROKEN)["task_type"]
         self._task = state["feedback"].partition("Your task is to: ")[2].rstrip("\n")
         return self._to_step(state)

@@ -89,7 +89,7 @@ def _read_list(path, limit):
     """
     decoder = json.JSONDecoder()
     gap = re.compile(r"[\s,]*")  # what separates two elements
-    with damaged(str(path), REMEDY), open(path, encoding="utf-8") as file:
+    with damaged(str(path), REMEDY), open(path, encoding="utf-8-sig") as file:
         text = file.read(CHUNK).lstrip()  # what was read and is not decoded, from `at` on
         if text[:1] != "[":
             raise ValueError("it is not a JSON list")
