@@ -106,6 +106,7 @@ class Server:
         self.file = file  # of the answers
         self.kept = {line.pop("key"): line for line in read_lines(file)}
         self.lock = Lock()  # of the file
+        self.limit = "max_tokens"  # what the server calls it; newer models: max_completion_tokens
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         self.http = requests.Session()
         if self.key:
@@ -166,24 +167,35 @@ class Server:
         return self.kept[key]
 
     def post(self, body: dict) -> dict:
+        said = ""
+        sent = {self.limit if name == "max_tokens" else name: body[name] for name in body}
         try:
             # A redirect would send the key to another server.
-            answer = self.http.post(f"{self.url}/chat/completions", json=body, timeout=TIMEOUT,
+            answer = self.http.post(f"{self.url}/chat/completions", json=sent, timeout=TIMEOUT,
                                     allow_redirects=False)
+            said = " ".join(answer.text.split()).replace(self.key or "\0", "***")[:200]
+            other = "max_completion_tokens"
+            if answer.status_code == 400 and other in answer.text and other not in sent:
+                self.limit = other
+                return self.post(body)
             if answer.status_code != 200:
-                said = " ".join(answer.text.split()).replace(self.key or "\0", "***")[:200]
+                remedy = "check --endpoint, --model and $OPENAI_API_KEY"
+                if answer.status_code == 400:
+                    remedy = "change --eval-temperature, --max-response-tokens or --model"
                 raise UserError(f"{masked(self.url)} answers HTTP {answer.status_code} ({said}): "
-                                "check --endpoint, --model and $OPENAI_API_KEY, then rerun.")
+                                f"{remedy}, then rerun.")
             found = answer.json()
             choice = found["choices"][0]
+            usage = found.get("usage") or {}  # a local server may leave it out
             return {
-                # None: a refusal, or all tokens were spent on hidden reasoning.
-                "text": choice["message"]["content"] or "",
-                "usage": found.get("usage") or {},  # a local server may leave it out
+                "text": text_of(choice["message"].get("content")),
+                "usage": {name: count for name, count in usage.items() if isinstance(count, int)},
                 "cut": choice.get("finish_reason") == "length",
             }
-        except (requests.RequestException, LookupError, TypeError, AttributeError) as error:
-            reason = type(error).__name__
+        except UserError:
+            raise
+        except Exception as error:  # whatever a server has sent, or that it has sent nothing
+            reason = f"{type(error).__name__}, {said!r}" if said else type(error).__name__
             raise UserError(f"{masked(self.url)}: no chat completion ({reason}): check it; a rerun "
                             "of the same command keeps the answers so far.") from None
 
@@ -194,6 +206,19 @@ class Server:
             for kind in ("prompt_tokens", "completion_tokens")
         }
         return {"calls": len(self.kept)} | tokens
+
+
+def text_of(content: str | list[dict] | None) -> str:
+    """The text of a message: a text, or the texts of a list of blocks, without its thoughts.
+
+    Empty for None: a refusal, or all tokens were spent on hidden reasoning.
+    """
+    if isinstance(content, list):
+        content = "".join(block["text"] for block in content if block["type"] == "text")
+    if not isinstance(content, str | None):
+        raise TypeError("content is not a text")
+    (content or "").encode()  # UnicodeEncodeError for half of a surrogate pair
+    return content or ""
 
 
 # ---- the agents ----

@@ -171,6 +171,15 @@ def test_a_rerun_asks_nothing_twice_and_is_a_row_of_a_table(games_root, tmp_path
 @pytest.mark.parametrize("fault, part", [
     (status(200, '{"choices": [{"mess'), "no chat completion"),
     (status(200, '{"choices": [{"message": 5}]}'), "no chat completion"),
+    (status(200, "<html>busy</html>"), "no chat completion .*<html>busy"),
+    (status(200, {"error": {"message": "no such model"}}), "no chat completion .*no such model"),
+    (status(200, {"choices": []}), "no chat completion"),
+    (status(200, {"choices": [{"message": {"content": 5}}]}), "no chat completion"),
+    (status(200, {"choices": [{"message": {"content": [{"type": "text"}]}}]}), "no chat comp"),
+    (status(200, {"choices": [{"message": {"content": "\ud800"}}]}), "no chat completion"),
+    (status(200, "[" * 100_000), "no chat completion"),
+    (status(200, {"choices": [{"message": {"content": "a"}}], "usage": 5}), "no chat completion"),
+    (status(400, {"error": "temperature does not support 0.4"}), "temperature .*--eval-temp"),
     (status(401, f"Bad key {KEY}.\n" + 999 * "x"), r"HTTP 401 \(Bad key \*\*\*\. x+\): check --e"),
 ])
 def test_a_wrong_answer_is_one_sentence_without_the_key(fault, part, server, tmp_path):
@@ -180,3 +189,35 @@ def test_a_wrong_answer_is_one_sentence_without_the_key(fault, part, server, tmp
         model.ask("a", 0, 0.4, 7)
     assert KEY not in str(error.value)
     assert model.ask("a", 0, 0.4, 7)["text"] == LOOK  # nothing of it was kept
+
+
+@pytest.mark.parametrize("content, text", [
+    ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"},
+      {"type": "text", "text": "b"}], "ab"),
+    ([], ""), (None, ""),
+])
+def test_a_message_of_blocks_or_without_text(content, text, server, tmp_path):
+    message = {"role": "assistant", "content": content, "refusal": None}
+    server.faults.append(status(200, {"choices": [{"message": message}], "usage": {"a": "b"}}))
+    model = Server(server.url, "m", tmp_path / "responses.jsonl")
+    assert model.ask("a", 0, 0.4, 7)["text"] == text and model.costs()["calls"] == 1
+
+
+def test_a_model_that_wants_max_completion_tokens_is_asked_again(server, tmp_path):
+    answer = server.answer
+
+    def newer(handler, body):
+        if "max_tokens" in body:
+            said = "'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
+            return handler.reply(400, {"error": {"message": said}})
+        return answer(handler, body)
+
+    server.answer = newer
+    file = tmp_path / "responses.jsonl"
+    model = Server(server.url, "m", file)
+    assert model.ask("a", 0, 0.4, 7)["text"] == LOOK == model.ask("b", 0, 0.4, 7)["text"]
+    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in server.bodies]
+    assert limits == [(7, None), (None, 7), (None, 7)]
+    again = Server(server.url, "m", file)
+    again.ask("a", 0, 0.4, 7)
+    assert len(server.bodies) == 3  # kept under the same key
