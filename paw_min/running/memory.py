@@ -187,7 +187,7 @@ def free_of_groups(system: Path) -> float:
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # no such file, or no number but "max": no limit
                 most, used = (int((folder / file).read_text("utf-8")) for file in (limit, use))
-                stat = (folder / "memory.stat").read_text("utf-8").split()  # names and numbers in turn
+                stat = (folder / "memory.stat").read_text("utf-8").split()  # names, numbers
                 free.append(most - used + int(stat[stat.index(cache) + 1]))
     return min(free)
 
