@@ -43,7 +43,8 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.loading import load_policy, load_tokenizer
+from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.toy import smollm2
 

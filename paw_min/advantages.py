@@ -13,10 +13,10 @@ token). PaW does not define A: it keeps that of the RL algorithm to which it is 
 from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
 Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
-invalid_penalty. A^E is GRPO's advantage. A^S compares step returns of rows in the same state (in
-search, with similar text); update.row_advantages gives them to penalized() first. delta_k = r_k +
-gamma * V_{k+1} - V_k, with the critic's values V. In PPO, k runs over the tokens of one response:
-the last one is rewarded with s_i, and nothing follows.
+invalid_penalty. A^E is GRPO's advantage. A^S compares step returns of rows in the same state;
+update.row_advantages gives them to penalized() first. delta_k = r_k + gamma * V_{k+1} - V_k, with
+the critic's values V. In PPO, k runs over the tokens of one response: the last one is rewarded with
+s_i, and nothing follows.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
 *rows*, so long trajectories weigh more. In GRPO and RLOO, over="trajectories" counts each
@@ -37,11 +37,9 @@ Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import torch
-from rapidfuzz.distance import LCSseq
 from torch import Tensor
 
 Labels = Sequence[Hashable] | Tensor  # of groups, trajectories or states, one per row
@@ -125,22 +123,16 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Labels, *, gamma: float, la
 
 
 def gigpo(
-    scores: Tensor, step_returns: Tensor, group: Labels, anchor: Labels, *,
-    weight: float = 1.0, similarity: float | None = None,
+    scores: Tensor, step_returns: Tensor, group: Labels, anchor: Labels, *, weight: float = 1.0
 ) -> Tensor:
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
 
     scores, step_returns: (N,), penalties already applied to both.
-    anchor: the environment state that each row acted in, here its observation o_t. Rows of a group
-        with equal anchors form a step group, across trajectories and across time.
-    similarity: None compares anchors exactly; a ratio in (0, 1] merges texts at least that similar
-        (similar_anchors).
+    anchor: the environment state that each row acted in, such as its observation o_t. Rows of a
+        group with equal anchors form a step group, across trajectories and across time.
     """
     groups = numbered(group)
-    if similarity is None:
-        states = numbered(anchor)
-    else:
-        states = similar_anchors(groups, anchor, similarity)
+    states = numbered(anchor)
     step = relative(step_returns, list(zip(groups, states))).standardized()  # A^S
     return grpo(scores, groups) + weight * step.to(float_type(step_returns))  # A^E + omega A^S
 
@@ -196,38 +188,3 @@ def numbered(labels: Labels) -> list[int]:
 def float_type(values: Tensor) -> torch.dtype:
     """The type of a result: that of the values, but at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
-
-
-def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) -> list[int]:
-    """Greedy first-fit clusters of texts: the cluster number of each row within its group.
-
-    In search, two result pages are rarely equal, so GiGPO compares states by the similarity of
-    their texts. A row joins the first cluster of its group whose first text is similar, or opens a
-    new cluster. Source: verl-agent, with a threshold of 0.9.
-    """
-    if not 0.0 < threshold <= 1.0:
-        raise ValueError(f"similarity={threshold} must lie in (0, 1]")
-    first_texts = defaultdict(list)  # group -> the first text of each of its clusters
-    cluster_of = {}  # (group, text) -> cluster; each distinct text is compared once
-    for g, text in zip(group, anchor):
-        if (g, text) not in cluster_of:
-            known = first_texts[g]
-            fits = (k for k, first in enumerate(known) if is_similar(text, first, threshold))
-            cluster_of[g, text] = next(fits, len(known))
-            if cluster_of[g, text] == len(known):
-                known.append(text)
-    return [cluster_of[key] for key in zip(group, anchor)]
-
-
-def is_similar(a: str, b: str, threshold: float) -> bool:
-    """Is difflib's ratio 2 M / (|a| + |b|) of two different texts at least `threshold`?
-
-    difflib (of characters, autojunk on) takes milliseconds for a page of text, a minute per update
-    of 1,280 episodes. The M characters that it matches are a common subsequence, so M is at most
-    the length of the longest one, which rapidfuzz computes 64 characters at a time. (difflib's own
-    quick bound counts letters, in which any two pages of English are similar.)
-    """
-    longest = LCSseq.similarity(a, b)
-    if 2.0 * longest / (len(a) + len(b)) < threshold:  # rounds as difflib does
-        return False
-    return SequenceMatcher(None, a, b).ratio() >= threshold

@@ -45,6 +45,7 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.similar import similar_anchors
 from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, training_batches
 from paw_min.model.policy import Policy, Scores
@@ -282,10 +283,11 @@ def row_advantages(cfg: Config, rows: Rows) -> Tensor:
         rewards = torch.tensor(rows.reward)  # (N,)
         returns = advantages.discounted_returns(rewards, rows.trajectory, GAMMA)
         returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
-        advantage = advantages.gigpo(
-            score, returns, rows.group, [t.observation for t in rows.transitions],
-            similarity=BENCHMARKS[cfg.env].similarity,
-        )
+        state = [t.observation for t in rows.transitions]  # N x o_t, GiGPO's anchors
+        similarity = BENCHMARKS[cfg.env].similarity
+        if similarity is not None:
+            state = similar_anchors(rows.group, state, similarity)
+        advantage = advantages.gigpo(score, returns, rows.group, state)
     else:
         raise ValueError(f"algo={cfg.algo!r} has no branch in row_advantages")
     return advantages.compared(advantage, rows.group, rows.trajectory)

@@ -12,8 +12,8 @@ import torch
 
 from paw_min.base import distributed
 from paw_min.config import Config
+from paw_min.model.loading import load_policy
 from paw_min.model.lora import full_weights
-from paw_min.model.policy import load_policy
 from paw_min.model.shard import shard_policy
 from paw_min.ppo import learn_values
 from paw_min.rows import flatten

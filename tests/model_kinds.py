@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.toy import standins
 from tests.helpers import SIZE, TEXTS
 

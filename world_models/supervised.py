@@ -17,7 +17,8 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.metrics import mean
 from paw_min.model.batches import micro_batches
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision
 from paw_min.update import GRAD_CLIP

@@ -20,8 +20,6 @@ from typing import NamedTuple, Protocol
 
 from paw_min.config import Config
 
-MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
-
 
 @dataclass
 class Step:
@@ -61,7 +59,7 @@ class Answer(NamedTuple):
 class Pool(Protocol):
     """Many environments at once, slots 0 .. n_envs - 1, each with one open request at most.
 
-    EnvPool (pool.py) puts each answer through `checked`; other pools have to do so themselves.
+    EnvPool (pool.py) puts each answer through `plain_step`; other pools have to do so themselves.
     """
 
     n_envs: int
@@ -131,53 +129,3 @@ class Benchmark:
     # GiGPO: observations that are at least this similar are one state; None: only equal ones.
     similarity: float | None = None
     cut_prompts: bool = False  # cut the beginning of prompts over the limit; else they stop the run
-
-
-# ---- what comes from an environment ----
-
-
-def checked(step: Step) -> Step:
-    """The step in plain Python values; TypeError or ValueError for any others.
-
-    Numbers and texts of numpy are converted, since json cannot write them.
-    """
-    if not isinstance(step, Step):
-        raise TypeError(f"{step!r:.100} is not a Step")
-    if isinstance(step.admissible, str):
-        raise TypeError(f"admissible is {step.admissible!r:.100}, not a list of texts")
-    reward = _number("reward", step.reward)
-    if not abs(reward) <= MAX_REWARD:
-        raise ValueError(f"the reward {reward} is beyond {MAX_REWARD:g}")
-    score = None if step.score is None else _number("score", step.score)
-    if score is not None and not 0 <= score <= 1:
-        raise ValueError(f"the score {score} is not between 0 and 1")
-    return Step(
-        observation=_text("observation", step.observation),
-        task=_text("task", step.task),
-        task_type=_text("task_type", step.task_type),
-        admissible=[_text("a command of admissible", command) for command in step.admissible],
-        reward=reward,
-        done=_truth("done", step.done),
-        won=_truth("won", step.won),
-        score=score,
-        failed=_text("failed", step.failed),
-    )
-
-
-def _text(name: str, value) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r:.100}, not a text")
-    value.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-    return str(value)
-
-
-def _number(name: str, value) -> float:
-    if isinstance(value, str) or value is None:
-        raise TypeError(f"{name} is {value!r:.100}, not a number")
-    return float(value)
-
-
-def _truth(name: str, value) -> bool:
-    if value not in (False, True):
-        raise TypeError(f"{name} is {value!r:.100}, neither true nor false")
-    return bool(value)

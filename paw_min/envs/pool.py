@@ -36,11 +36,12 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from paw_min.base.errors import UserError
-from paw_min.envs.interface import Answer, Environment, Step, checked
+from paw_min.envs.interface import Answer, Environment, Step
 
 # Seconds for a worker's start and first environment: all of WebShop loads for minutes.
 LOAD_TIMEOUT = 1800.0
 LOADED = "loaded"  # what a worker sends when it has made the environment of a slot
+MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
 log = logging.getLogger(__name__)
 
 
@@ -306,7 +307,7 @@ def _serve(envs: dict[int, Environment], make_env: Callable[[], Environment],
             return
         yield LOADED
     try:
-        answer = checked(getattr(envs[request.slot], request.method)(request.argument))
+        answer = plain_step(getattr(envs[request.slot], request.method)(request.argument))
     except (Exception, SystemExit) as error:  # It ends one episode, and is reported by name.
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
         # The line is for the author of an environment: KeyError: 'x' alone does not name it.
@@ -318,3 +319,53 @@ def _serve(envs: dict[int, Environment], make_env: Callable[[], Environment],
 
 def _failed_step(reason: str) -> Step:
     return Step(observation="", task="", task_type="", admissible=[], done=True, failed=reason)
+
+
+# ---- what comes from an environment ----
+
+
+def plain_step(step: Step) -> Step:
+    """The step in plain Python values; TypeError or ValueError for any others.
+
+    Numbers and texts of numpy are converted, since json cannot write them.
+    """
+    if not isinstance(step, Step):
+        raise TypeError(f"{step!r:.100} is not a Step")
+    if isinstance(step.admissible, str):
+        raise TypeError(f"admissible is {step.admissible!r:.100}, not a list of texts")
+    reward = _number("reward", step.reward)
+    if not abs(reward) <= MAX_REWARD:
+        raise ValueError(f"the reward {reward} is beyond {MAX_REWARD:g}")
+    score = None if step.score is None else _number("score", step.score)
+    if score is not None and not 0 <= score <= 1:
+        raise ValueError(f"the score {score} is not between 0 and 1")
+    return Step(
+        observation=_text("observation", step.observation),
+        task=_text("task", step.task),
+        task_type=_text("task_type", step.task_type),
+        admissible=[_text("a command of admissible", command) for command in step.admissible],
+        reward=reward,
+        done=_truth("done", step.done),
+        won=_truth("won", step.won),
+        score=score,
+        failed=_text("failed", step.failed),
+    )
+
+
+def _text(name: str, value) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r:.100}, not a text")
+    value.encode()  # raises UnicodeEncodeError for half of a surrogate pair
+    return str(value)
+
+
+def _number(name: str, value) -> float:
+    if isinstance(value, str) or value is None:
+        raise TypeError(f"{name} is {value!r:.100}, not a number")
+    return float(value)
+
+
+def _truth(name: str, value) -> bool:
+    if value not in (False, True):
+        raise TypeError(f"{name} is {value!r:.100}, neither true nor false")
+    return bool(value)

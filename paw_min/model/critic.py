@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paw_min.model.batches import Batch
-from paw_min.model.policy import Policy, last_hidden, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy, last_hidden
 
 # The critic's rate is so many times the policy's; A.1: 1e-5 and 1e-6. With LoRA, the two are equal.
 LR_FACTOR = 10

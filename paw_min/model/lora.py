@@ -10,7 +10,7 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
     in a checkpoint      an adapter in peft's format, which names the start model
     for vLLM             the merged weights W + s B A at every sync (full_weights), in a bf16 engine
                          rounded at random (round_bf16)
-    as a start model     merged weights (policy.load_policy), for bf16 passes rounded in this way
+    as a start model     merged weights (loading.load_policy), for bf16 passes rounded in this way
     after training       a plain Hugging Face folder with merged weights, rounded in this way
                          (running/export.py)
 

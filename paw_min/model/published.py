@@ -1,7 +1,7 @@
 """The files of foreign models and tokenizers: what of them is loaded, and what is refused.
 
 Everything is checked before long work, without the weights: a model that is refused here is refused
-by --dry-run, too. What the files do not tell, a pass of a small model shows (policy.check_by_use).
+by --dry-run, too. What the files do not tell, a pass of a small model shows (loading.check_by_use).
 """
 
 import copy
@@ -164,7 +164,7 @@ def empty_model(config):
 
 
 def small_model(config):
-    """A model of this family with random weights, and few: policy.check_by_use tries it.
+    """A model of this family with random weights, and few: loading.check_by_use tries it.
 
     Rows of more than 8 tokens exceed the positions of its rotary embeddings, which in some families
     depend on that. Weights are so large that logits reach 100.

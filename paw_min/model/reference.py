@@ -11,7 +11,8 @@ import torch
 
 from paw_min.config import Config
 from paw_min.model import lora
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.scoring import score_responses
 from paw_min.rows import PerToken, Rows
 

@@ -25,7 +25,8 @@ from paw_min.base.files import check_writable, replace_text
 from paw_min.base.flags import Parser
 from paw_min.config import Config
 from paw_min.model.batches import micro_batches
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.loading import load_policy, load_tokenizer
+from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import read_config
 from paw_min.running.episodes import StoredUpdate, read

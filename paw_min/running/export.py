@@ -18,7 +18,7 @@ from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import replacing
 from paw_min.base.flags import Parser
 from paw_min.model import lora
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.running.runs import newest_checkpoint
 
 

@@ -28,7 +28,8 @@ from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora, vllm_sampler
 from paw_min.model.chat import turn_text
 from paw_min.model.critic import LR_FACTOR, load_critic
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.loading import load_policy, load_tokenizer
+from paw_min.model.policy import Policy
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, Sampler
 from paw_min.model.shard import shard_policy

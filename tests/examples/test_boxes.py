@@ -11,7 +11,7 @@ from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.running import runs
 from paw_min.toy.standins import make_tokenizer
 from tests.helpers import SMOLLM2, make_policy

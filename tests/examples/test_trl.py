@@ -25,7 +25,7 @@ from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import training_batches
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.update import loss_terms, prepare
 

@@ -13,7 +13,8 @@ from paw_min import losses
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
 from paw_min.model.head import token_scores
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from tests.helpers import FAMILIES, chatml_tokenizer, make_policy, plain_logp

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.toy import default_model
 from tests import fake_gpu
 from tests.helpers import numbers

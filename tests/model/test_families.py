@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from paw_min import train
 from paw_min.config import Config
 from paw_min.model.batches import collate
-from paw_min.model.policy import load_policy, load_tokenizer
+from paw_min.model.loading import load_policy, load_tokenizer
 from paw_min.model.published import load_config
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.shard import layers_of

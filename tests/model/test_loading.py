@@ -18,7 +18,7 @@ from paw_min.base.errors import UserError
 from paw_min.base.hub import ask
 from paw_min.config import Config
 from paw_min.model import lora
-from paw_min.model.policy import load_policy, load_tokenizer
+from paw_min.model.loading import load_policy, load_tokenizer
 from paw_min.retrieval.dense import Encoder
 from paw_min.running import memory
 from tests.helpers import change, make_policy, one_sentence

@@ -17,7 +17,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.batches import collate, training_batches
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.rows import flatten
 from paw_min.running import export, runs, session
 from paw_min.update import loss_terms, optimize, prepare

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-from paw_min.model.policy import load_policy, load_tokenizer
+from paw_min.model.loading import load_policy, load_tokenizer
 from paw_min.model.published import rules
 from paw_min.running import export, plan
 from tests.helpers import (

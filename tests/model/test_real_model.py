@@ -18,7 +18,8 @@ from paw_min import train
 from paw_min.envs.alfworld import prompts
 from paw_min.model import lora
 from paw_min.model.batches import micro_batches
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import score_responses
 from paw_min.model.vllm_sampler import VLLMSampler

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paw_min.base import distributed
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.running import runs
 from paw_min.toy import default_model
 from tests import helpers

@@ -15,7 +15,8 @@ from paw_min.cli import parse_args
 from paw_min.config import METHOD_PRESETS, Config
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.model import lora
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.published import empty_model
 from paw_min.model.reference import make_reference
 from paw_min.model.sampler import HFSampler, rows_that_fit

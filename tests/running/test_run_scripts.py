@@ -11,7 +11,7 @@ from paw_min.cli import parse_args
 from paw_min.config import Config
 from paw_min.envs.benchmarks import presets_of
 from paw_min.envs.webshop import BENCHMARK, Shop
-from paw_min.model.policy import load_policy
+from paw_min.model.loading import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
 from paw_min.toy import default_data, default_model

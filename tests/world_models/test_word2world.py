@@ -21,7 +21,8 @@ from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Context, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.loading import load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy import default_data
 from paw_min.toy.standins import make_model

@@ -38,7 +38,8 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import presets_of
 from paw_min.metrics import mean
 from paw_min.model import lora
-from paw_min.model.policy import Policy, load_tokenizer
+from paw_min.model.loading import load_tokenizer
+from paw_min.model.policy import Policy
 from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running.evaluate import evaluate

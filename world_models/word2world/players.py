@@ -16,7 +16,7 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Pool
-from paw_min.model.policy import load_tokenizer
+from paw_min.model.loading import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.session import loaded, start_model
 from world_models.teachers.alfworld import Expert

@@ -16,7 +16,8 @@ from paw_min.base.files import writing
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.policy import Policy, load_tokenizer
+from paw_min.model.loading import load_tokenizer
+from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
 from paw_min.toy.standins import make_model, make_optimizers
