@@ -45,6 +45,7 @@ from paw_min.update import gradient_step, mini_batches, row_scores
 
 VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
+ROUNDING = 1e-6  # some roundings of fp32, relative to the numbers that were added
 
 
 def with_critic(method: Callable) -> Callable:
@@ -81,12 +82,10 @@ def learn_values(
         return [row.tolist() for row in flat.split(lengths)]
 
     loss = fit_critic(cfg, policy, optimizer, rows, old, by_row(returns), seed_key)
-    error = (returns - value).var()
-    spread = returns.var()
     metrics = {
         "loss_value": loss,
         "value": value.mean().item(),
-        "explained_variance": (1 - error / spread).item() if spread > 0 else 0.0,
+        "explained_variance": explained_variance(returns, value),
     }
     return Judged(replace(rows, advantage=by_row(whiten(estimate))), metrics)
 
@@ -116,6 +115,17 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor) -> Tensor:
     """The larger of the plain and the clipped squared error: (B, S) each -> (B, S)."""
     clipped = value.clamp(old - VALUE_CLIP, old + VALUE_CLIP)
     return torch.maximum((value - returns) ** 2, (clipped - returns) ** 2)
+
+
+def explained_variance(returns: Tensor, value: Tensor) -> float:
+    """1 - Var(G - V) / Var(G): (M,), (M,) -> 1 for a perfect critic; 0 where all G are equal.
+
+    G is (s - V) + V, so equal scores give returns that differ in their last bits.
+    """
+    rounding = ROUNDING * torch.cat([returns, value]).abs().max()
+    if len(returns) < 2 or returns.std() <= rounding:
+        return 0.0
+    return (1 - (returns - value).var() / returns.var()).item()
 
 
 def whiten(values: Tensor) -> Tensor:

@@ -47,6 +47,19 @@ def test_whitening_of_equal_values():
     assert ppo.whiten(equal).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("score, value, expected", [
+    ([10.0, 0.0, 10.0, 0.0], [8.0, 2.0, 8.0, 2.0], 0.84),  # errors of 2, returns of +-5
+    ([1e-3, 0.0, 1e-3, 0.0], [0.0, 0.0, 0.0, 0.0], 0.0),  # small, and not equal
+    ([7.7] * 4, [0.3, -0.9, 2.1, 123.4], 0.0),  # equal, but for rounding: s - V + V
+    ([0.0] * 4, [0.0, 0.0, 0.0, 0.0], 0.0),
+    ([7.7], [0.3], 0.0),
+])
+def test_explained_variance_has_no_quotient_of_roundings(score, value, expected):
+    score, value = torch.tensor(score), torch.tensor(value)
+    returns = score - value + value
+    assert ppo.explained_variance(returns, value) == pytest.approx(expected, abs=1e-6)
+
+
 def learned(cfg, policy, optimizer=None):
     """The rows with the critic's advantages, and its metrics."""
     rows = prepare(cfg, policy, None, flatten(EPISODES))
