@@ -33,7 +33,7 @@ from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
-from research.bench import step
+from research.bench import memory, step
 from research.board import __main__ as the_board
 from research.study import (
     Measure,
@@ -355,6 +355,10 @@ def consistency() -> str:
 
 def board() -> str:
     return the_board.table(the_board.read_results())
+
+
+def bench_memory() -> str:
+    return memory.table()
 
 
 def bench_step() -> str:

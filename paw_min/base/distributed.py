@@ -53,7 +53,14 @@ def limit_threads() -> None:
 
 
 def default_device() -> str:
-    """A GPU if torch sees one; CUDA_VISIBLE_DEVICES chooses it, or none."""
+    """A GPU if torch sees one; CUDA_VISIBLE_DEVICES chooses it, or none.
+
+    Without cuDNN's attention, for the rest of this process. On an H100, H200 or B200, torch 2.13
+    would take it first (sdp_utils.cpp: check_prefer_cudnn_attention), and it makes a plan for every
+    new shape, in about 30 ms (cudnn/MHA.cpp: MHAParams). Rows have many lengths, and a sampler's
+    keys one more with every token. vLLM switches it off, too (vllm/platforms/cuda.py).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -63,10 +70,14 @@ def join() -> str:
     device = default_device()
     if not dist.is_torchelastic_launched():
         return device
-    _report_sigterm()
     if device.startswith("cuda"):
+        ranks, gpus = torchrun_env("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+        if ranks > gpus:
+            raise UserError(f"torchrun started {ranks} processes on this machine, which has {gpus} "
+                            f"GPU{'s' * (gpus > 1)}: use --nproc-per-node {gpus}.")
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
+    _report_sigterm()
     # Python objects and CPU tensors go through gloo, gradients on GPUs through NCCL.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     with _lost_ranks():

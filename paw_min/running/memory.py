@@ -30,6 +30,7 @@ from paw_min.model.reference import rounded_layers
 from paw_min.running.runs import newest_checkpoint
 
 PASS = "plus activations"
+WORKER = 3e9  # bytes of a worker of ALFWorld at most: seen in an invented room
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Place:
     needed: float
     parts: str
     free: float
-    remedy: str
+    remedies: list[str]
 
     def __str__(self) -> str:
         return f"{gb(self.needed)} GB {self.where} ({self.parts}), {gb(self.free)} GB are free"
@@ -111,41 +112,52 @@ def check(cfg: Config, folder: str, precision: str, device: str) -> list[Place]:
     """What the run needs where, and what is free; UserError where something cannot fit."""
     ours = of_folder(cfg, folder, precision)
     ranks = distributed.torchrun_env("LOCAL_WORLD_SIZE", 1)
-    smaller = "a smaller --model or --lora-rank"
+    smaller = ["a smaller --model", "a smaller --lora-rank"]
+    if not cfg.lora_rank:
+        smaller = ["adapters (--preset 24gb, or --lora-rank 16 --lr 1e-5)", "a smaller --model"]
     parts = f"states {gb(ours.states)}, reference {gb(ours.reference)}"
     if device.startswith("cuda"):
         free, size = torch.cuda.mem_get_info(device)
         vllm = cfg.vllm_memory * size if cfg.sampler == "vllm" else 0
         parts += f", vLLM {gb(vllm)}"
-        remedy = f"{smaller}, a smaller --vllm-memory, or --shard on more GPUs"
-        gpu = Place(f"on {device}", on_gpu(ours, vllm), f"{parts}; {PASS}", free, remedy)
+        remedies = [*smaller, "a smaller --vllm-memory", "--shard on more GPUs"]
+        gpu = Place(f"on {device}", on_gpu(ours, vllm), f"{parts}; {PASS}", free, remedies)
+        parts = f"start, checkpoints{workers(cfg, ranks)}"
         host = beside_gpus(ours, ranks)
-        places = [gpu, Place("of CPU memory", host, "start, checkpoints", free_cpu(), smaller)]
+        places = [gpu, Place("of CPU memory", host, parts, free_cpu(), smaller)]
     else:
+        parts += f"; {PASS}{workers(cfg, ranks)}"
         host = ranks * (ours.states + ours.reference)
-        places = [Place("of CPU memory", host, f"{parts}; {PASS}", free_cpu(), smaller)]
+        places = [Place("of CPU memory", host, parts, free_cpu(), smaller)]
     run = Path(cfg.out) / cfg.name
     n_new = 1 if newest_checkpoint(run) else 2  # one is kept until the next one is written
     disk = n_new * ours.checkpoint if cfg.updates else 0
     places.append(
-        Place("of disk", disk, "checkpoints", free_disk(run), f"another --out, {smaller}")
+        Place("of disk", disk, "checkpoints", free_disk(run), ["another --out", *smaller])
     )
-    lacking = [f"the run needs {place}: use {place.remedy}."
+    lacking = [f"the run needs {place}: use {', or '.join(place.remedies)}."
                for place in places if place.needed > place.free]
     if lacking:
         raise UserError(" ".join(lacking))
     return places
 
 
+def workers(cfg: Config, ranks: int) -> str:
+    """What the workers of all ranks of a machine add to its CPU memory, for the plan."""
+    n = ranks * cfg.workers
+    return f"; {n} workers on top, in ALFWorld up to {gb(n * WORKER)} GB" if n else ""
+
+
 def on_another_machine(cfg: Config, folder: str) -> str:
     """What the run needs with a GPU, where this machine has none."""
     ours = of_folder(cfg, folder, "bf16" if cfg.precision == "auto" else cfg.precision)
+    ranks = distributed.torchrun_env("LOCAL_WORLD_SIZE", 1)
     return (
         f"{gb(on_gpu(ours, vllm=0))} GB on a GPU (states {gb(ours.states)}, reference "
         f"{gb(ours.reference)}), or {gb(ours.states - ours.gradients)} GB and {cfg.vllm_memory} of "
-        f"it for vLLM; {PASS}; {gb(beside_gpus(ours, 1))} GB of CPU memory, "
-        f"{gb(2 * ours.checkpoint)} GB of disk. No GPU was found here (is the driver new enough "
-        "for this torch's CUDA?)"
+        f"it for vLLM; {PASS}; {gb(beside_gpus(ours, ranks))} GB of CPU memory"
+        f"{workers(cfg, ranks)}; {gb(2 * ours.checkpoint)} GB of disk. No GPU was found here (is "
+        "the driver new enough for this torch's CUDA?)"
     )
 
 

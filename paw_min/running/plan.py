@@ -18,6 +18,8 @@ from paw_min.running.session import (
 
 def dry_run(cfg: Config) -> None:
     """Check model, memory, disk and data, and print the plan; each error on its line."""
+    if distributed.torchrun_env("RANK", 0):
+        return  # The first rank's plan counts all.
     errors = {}  # an ordered set: two checks may say the same
     for part in (print_model, print_memory, check_machine, print_data):
         try:

@@ -190,7 +190,8 @@ def totals(jobs: list[Job], at_a_time: int) -> str:
     disk = sum(need.checkpoint for need in needs) + at_a_time * most  # one is being written
     host = at_a_time * max(memory.beside_gpus(need, 1) for need in needs)
     return (f"total     {len(jobs)} runs, {at_a_time} at a time, {left} updates left: {hours}; "
-            f"{memory.gb(disk)} GB of disk, with GPUs {memory.gb(host)} GB of CPU memory")
+            f"{memory.gb(disk)} GB of disk, with GPUs {memory.gb(host)} GB of CPU memory"
+            f"{memory.workers(jobs[0].cfg, at_a_time)}")
 
 
 def main(argv: list[str]) -> None:

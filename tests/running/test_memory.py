@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Qwen2Config
 
 from paw_min import train
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.cli import parse_args
 from paw_min.config import METHOD_PRESETS, Config
@@ -23,21 +23,10 @@ from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
 from paw_min.running import memory, plan, runs, session
 from paw_min.running.memory import Needs, beside_gpus, needs, on_gpu
+from research.bench.memory import QWEN
 from tests.helpers import FAMILIES, TOKEN_ROWS, make_policy, one_sentence
 from tests.model_kinds import KINDS, write
 
-SHAPE = (  # of the published Qwen2.5 models
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "vocab_size", "tie_word_embeddings",
-)
-SHAPES = {
-    "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
-    "3B": (2048, 11_008, 36, 16, 2, 151_936, True),
-    "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
-}
-QWEN = {
-    size: Qwen2Config(**dict(zip(SHAPE, shape, strict=True))) for size, shape in SHAPES.items()
-}
 N = 1_543_714_304
 BASE = Config(micro_tokens=1000, kl_coef=0.1)
 
@@ -119,9 +108,10 @@ Usage = namedtuple("Usage", "free")
 
 @pytest.mark.parametrize("lacks, settings, sentence", [
     ("gpu", dict(sampler="vllm", vllm_memory=0.5, lora_rank=4, shard=True),
-     "on cuda .*, vLLM 40.00; .* 3.00 GB are free: use a smaller --model or --lora-rank, a small"),
-    ("cpu", {}, "of CPU memory .*, 0.00 GB are free: use a smaller --model or --lora-rank.$"),
-    ("disk", {}, "of disk .*, 0.00 GB are free: use another --out, a smaller --model or --lora"),
+     "on cuda .*, vLLM 40.00; .* 3.00 GB are free: use a smaller --model, or a smaller --lora"),
+    ("gpu", dict(sampler="vllm"), "on cuda .* use adapters .--preset 24gb, .*, or a smaller --mod"),
+    ("cpu", {}, "of CPU memory .*, 0.00 GB are free: use adapters .--preset 24gb, .* --model.$"),
+    ("disk", {}, "of disk .*, 0.00 GB are free: use another --out, or adapters .--preset 24gb"),
 ])
 def test_a_run_that_cannot_fit_is_stopped(lacks, settings, sentence, monkeypatch, tmp_path):
     free = dict(gpu=80e9, cpu=80e9, disk=80e9) | {lacks: 3e9 if lacks == "gpu" else 1}
@@ -174,16 +164,58 @@ def test_a_container_has_the_memory_of_its_limit(line, files, free, tmp_path):
     assert memory.free_cpu(tmp_path) == free
 
 
-def test_memory_is_shared_by_the_ranks_of_a_machine(finished, config, monkeypatch):
+@pytest.fixture
+def four_ranks(monkeypatch):
+    """This process becomes one of torchrun's, the first, as soon as its function is called."""
+
+    def begin(rank: int = 0) -> None:
+        for name, value in (("LOCAL_WORLD_SIZE", 4), ("WORLD_SIZE", 4), ("RANK", rank),
+                            ("LOCAL_RANK", rank), ("TORCHELASTIC_RUN_ID", 1)):
+            monkeypatch.setenv(name, str(value))
+
+    return begin
+
+
+def test_memory_is_shared_by_the_ranks_of_a_machine(finished, config, four_ranks, monkeypatch):
     def of_machine() -> float:
         return memory.check(config(), session.start_model(config()), "fp32", "cpu")[0].needed
 
     alone = of_machine()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert of_machine() == alone  # A cluster has set it, not torchrun.
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    four_ranks()
     assert of_machine() == 4 * alone
+
+
+@pytest.mark.parametrize("sampler", ["transformers", "vllm"])  # vllm: for another machine
+def test_the_plan_of_several_ranks_is_one_and_counts_the_workers_of_all(
+    sampler, config, four_ranks, capsys
+):
+    cfg = config(workers=3, sampler=sampler)
+    plan.sizes(cfg)
+    assert "; 3 workers on top, in ALFWorld up to 9.00 GB" in capsys.readouterr().out
+    four_ranks()
+    plan.sizes(cfg)
+    assert "; 12 workers on top, in ALFWorld up to 36.00 GB" in capsys.readouterr().out
+    four_ranks(rank=2)
+    plan.dry_run(cfg)
+    assert not capsys.readouterr().out
+
+
+def test_more_ranks_than_gpus(four_ranks, monkeypatch):
+    """All ranks say so, before any of them waits for the others."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    four_ranks(rank=0)
+    with one_sentence("started 4 processes .* has 1 GPU: use --nproc-per-node 1"):
+        distributed.join()
+
+
+def test_a_process_with_a_device_has_no_attention_of_cudnn():
+    """vLLM switches it off as well, so that both samplers compute alike."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    distributed.join()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_run_with_a_checkpoint_needs_the_disk_for_one_more(finished, config):
