@@ -16,7 +16,8 @@ python3 -m paw_min >/dev/null # Python, its venv, and a compiler for ALFWorld's 
 if ! cmp -s requirements.txt .venv/requirements.txt; then
     echo "installing the packages of requirements.txt in .venv, a few minutes"
     python3 -m venv .venv
-    .venv/bin/pip install -q -r requirements.txt
+    . .venv/bin/activate # ALFWorld's planner is compiled by a program called python
+    pip install -q -r requirements.txt
     cp requirements.txt .venv/requirements.txt # the last step: an installation that was cut is repeated
 fi
 . .venv/bin/activate
