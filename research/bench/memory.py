@@ -8,7 +8,7 @@ The shapes are those of the published models, so that nothing is downloaded.
 from transformers import Qwen2Config
 
 from paw_min.base.errors import user_errors
-from paw_min.config import parse_args
+from paw_min.cli import parse_args
 from paw_min.envs.benchmarks import presets_of
 from paw_min.model.published import empty_model
 from paw_min.running.memory import beside_gpus, needs, on_gpu
