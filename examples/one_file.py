@@ -235,7 +235,7 @@ def play(model: Model, world: World, tasks: list[list[str]]) -> Rollout:
         action=action,
         observation=model.encode([world.observation(n, t) for n, t in zip(names, tools)]),
         old_logp=logp_of(logp, action),
-        entropy=-(logp.exp() * logp).sum(-1),
+        entropy=action_entropy(logp),
         returns=R_MAX * won.float(),
     )
 
@@ -262,6 +262,11 @@ def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tens
     ratio = (logp - old_logp).exp()
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     return -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+
+def action_entropy(logp: Tensor) -> Tensor:
+    """H of Eq. 4, of the policy where it chose the action, in nats: (N, V) -> (N,)."""
+    return -(logp.exp() * logp).sum(-1)
 
 
 def top_alpha(entropy: Tensor, alpha: float) -> Tensor:

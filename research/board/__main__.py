@@ -15,8 +15,9 @@ fields of Arm, or both:
 The worlds are that of one_file.py, "plain", and those of three_worlds.py, all at the size of the
 latter: 64 names, width 32, one layer, 120 updates. An entry has one setting for all of them. Its
 score is the success in percent, averaged over the evaluations after the start, four seeds and the
-four worlds. A loss that has to see the tokens replaces `learn`; it should leave RL and the step of
-the optimizer as they are. This folder has the known entries; README.md says how to add one.
+four worlds. Eq. 4 ranks what `action_entropy` returns, from the log-probabilities of all words. A
+loss that has to see the tokens replaces `learn`; it should leave RL and the step of the optimizer
+as they are. This folder has the known entries; README.md says how to add one.
 """
 
 import ast
@@ -24,6 +25,7 @@ import json
 import math
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,7 @@ from examples import one_file
 from examples.one_file import Arm, World, run
 from examples.three_worlds import LESSONS, Lesson
 from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import check_writable, replace_text
+from paw_min.base.files import check_writable, damaged, replace_text
 from paw_min.base.flags import Parser
 from research.stats import signed, t_interval
 from research.study import markdown_table
@@ -50,6 +52,7 @@ SEEDS = range(5000, 5004)
 # Each with arguments to try it on: 8 transitions in 4 groups of 2 episodes, 3 tokens of o'.
 LOGP = torch.full((8, 3), -1.0)
 REPLACEABLE = {
+    "action_entropy": (torch.arange(40.0).view(8, 5).log_softmax(-1),),
     "top_alpha": (torch.arange(8.0), 0.5),
     "mae": (LOGP,),
     "hard_tokens": (LOGP, 0.2),
@@ -76,8 +79,15 @@ def load(path: Path) -> tuple[Arm, dict[str, Callable]]:
     try:
         found = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # whatever an idea raises
-        raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+        raise UserError(f"{path} cannot be run: {said(path, error)}") from error
     return found.get("ARM", Arm()), {name: found[name] for name in REPLACEABLE if name in found}
+
+
+def said(path: Path, error: BaseException) -> str:
+    """What an idea raises, and at which line of its file, if it is one of them."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return text + f" (line {lines[-1]})" if lines else text
 
 
 def unread(path: Path) -> list[str]:
@@ -128,7 +138,7 @@ def check(path: Path) -> None:
         try:
             shape = tuple(function(*REPLACEABLE[name]).shape)
         except Exception as error:  # whatever an idea raises
-            raise UserError(f"{path}: {name} raises {type(error).__name__}: {error}") from error
+            raise UserError(f"{path}: {name} raises {said(path, error)}") from error
         if shape != expected:
             raise UserError(f"{path}: {name} returns the shape {shape} instead of {expected}")
 
@@ -138,14 +148,23 @@ def play(path: Path, world: str, seed: int) -> float:
     arm, functions = load(path)  # anew in each run: an entry may count its updates
     lesson = WORLDS[world]
     with patch.dict(vars(one_file), functions):
-        curve = run(seed, arm, lesson.make_world(seed), lesson.size)
+        try:
+            curve = run(seed, arm, lesson.make_world(seed), lesson.size)
+        except Exception as error:  # whatever an idea raises
+            raise UserError(f"{path}, in the world {world}: {said(path, error)}") from error
     return 100 * mean(point.success for point in curve[1:])
 
 
 def read_results() -> dict[str, dict[str, list[float]]]:
     """{entry: {world: the mean of the curve of each seed}}."""
-    lines = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
-    return {line.pop("entry"): line for line in lines}
+    results = {}
+    for n, line in enumerate(RESULTS.read_text("utf-8").splitlines(), start=1):
+        with damaged(f"line {n} of {RESULTS}", "restore or remove it"):
+            found = json.loads(line)
+            results[found["entry"]] = {world: found[world] for world in WORLDS}
+            # A number for each seed: another shape is a ValueError.
+            np.array([found[world] for world in WORLDS], float).reshape(len(WORLDS), len(SEEDS))
+    return results
 
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:
@@ -175,7 +194,11 @@ def main() -> None:
         raise UserError(f"there is no file {path}")
     check(path)
     is_entry = path.resolve().parent == FOLDER
-    if path.stem in read_results() and not is_entry:
+    known = read_results()
+    if "paw" not in known and not (is_entry and path.stem == "paw"):
+        raise UserError(f"{RESULTS} has no entry paw, to compare others with: restore it, or "
+                        f"run {FOLDER / 'paw.py'} first")
+    if path.stem in known and not is_entry:
         raise UserError(f"{path}: the board has an entry {path.stem}; give the file another name")
     if is_entry:
         check_writable(RESULTS)

@@ -130,6 +130,53 @@ def test_a_file_from_elsewhere_is_shown_and_not_written_down(tiny_board, monkeyp
 ARM = "from examples.one_file import Arm\nARM = Arm({})\n"
 
 
+def test_the_signal_of_eq_4_can_be_another(tiny_board, monkeypatch):
+    """A margin in place of the entropy: `top_alpha` ranks what it returns."""
+    path = tiny_board / "margin.py"
+    path.write_text("def action_entropy(logp):\n    two = logp.exp().topk(2).values\n"
+                    "    return two[:, 1] - two[:, 0]\n")
+    seen = []
+    monkeypatch.setattr(one_file, "top_alpha",
+                        lambda signal, alpha: seen.append(signal) or signal > signal.median())
+    board.check(path)
+    board.play(path, "plain", 0)
+    assert len(seen) == SHORT.updates and all(-1 <= one.min() and one.max() <= 0 for one in seen)
+
+
+@pytest.mark.parametrize("lines, part", [
+    ('{"entry": "paw", "plain": [1.0, 2.0], "serials": [1.0, 2.0]}\n{"entry": "x", "pla',
+     "line 2 of .*results.jsonl cannot be read .*: restore or remove it"),
+    ('{"entry": "x", "plain": [1.0, 2.0], "serials": [1.0, 2.0]}\n', "has no entry paw"),
+    ('{"entry": "paw", "plain": [1.0, 2.0]}\n', "line 1 of .*results.jsonl cannot be read"),
+    ('{"entry": "paw", "plain": [1.0], "serials": [1.0, 2.0]}\n', "line 1 of .* cannot be read"),
+    ("7\n", "line 1 of .*results.jsonl cannot be read"),
+])
+def test_damaged_results_are_one_sentence_before_a_world_is_played(
+    tiny_board, monkeypatch, lines, part
+):
+    monkeypatch.setattr(board, "play", Mock(side_effect=AssertionError("a world was played")))
+    board.RESULTS.write_text(lines)
+    with one_sentence(part):
+        enter(tiny_board / "mine.py", "def mae(logp):\n    return logp\n", monkeypatch)
+
+
+LEARN = "def learn(model, optimizer, rollout, advantage, weight, arm):\n    {}\n"
+
+
+@pytest.mark.parametrize("text, part", [
+    (LEARN.format("\n    weight.nothing()"), r"mine.py, in the world plain: Attr.*\(line 3\)$"),
+    ("def learn(model):\n    pass\n", "plain: TypeError: learn.* takes 1 positional"),
+    # After its shape was checked.
+    ("def top_alpha(entropy, alpha):\n    assert len(entropy) == 8\n    return entropy > 3\n",
+     r"plain: AssertionError: .*\(line 2\)$"),
+])
+def test_an_entry_that_raises_in_a_world_is_one_sentence_with_its_line(
+    tiny_board, monkeypatch, text, part
+):
+    with one_sentence(part):
+        enter(tiny_board / "mine.py", text, monkeypatch)
+
+
 @pytest.mark.parametrize("text, part", [
     ("", "has no ARM and none of these functions"),
     (ARM.format("loss='mae'"), "an Arm of examples.one_file, with the loss cmae or ce"),
