@@ -28,6 +28,7 @@ is a line of the paper's Algorithm 1, listed in paw_min/update.py.
 import argparse
 import copy
 import math
+import os
 import random
 import sys
 import time
@@ -532,14 +533,12 @@ def make_arms(paw: Arm) -> dict[str, Arm]:
 def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
     """For each arm, the mean success, and the band from its worst to its best seed."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure  # pyplot would change how a notebook shows figures
     except ImportError:
         print("no figure: pip install matplotlib")
         return
-    matplotlib.use("Agg")  # draws without a screen
-    from matplotlib import pyplot
-
-    pyplot.figure()  # a new one: in a notebook, this may be the second call
+    figure = Figure()
+    axis = figure.subplots()
     colors = {"grpo": "#E69F00", "paw": "#0072B2", "placebo": "#7F7F7F"}
     names = {"grpo": "GRPO", "paw": "PaW", "placebo": "placebo"}
     for arm, runs in curves.items():
@@ -547,16 +546,24 @@ def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
         success = [[100 * point.success for point in points] for points in zip(*runs)]
         middle = [mean(seeds) for seeds in success]
         # three_worlds.py has other arms, too.
-        (line,) = pyplot.plot(updates, middle, color=colors.get(arm), label=names.get(arm, arm))
+        (line,) = axis.plot(updates, middle, color=colors.get(arm), label=names.get(arm, arm))
         lowest, highest = [min(seeds) for seeds in success], [max(seeds) for seeds in success]
-        pyplot.fill_between(updates, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
-    pyplot.xlabel("updates")
-    pyplot.ylabel("success (%)")
-    pyplot.ylim(0, 100)  # an axis of 1.5 to 1.6 % would show a rise where nothing is learned
+        axis.fill_between(updates, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
+    # An axis of 1.5 to 1.6 % would show a rise where nothing is learned.
+    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
     # The legend is below the axes, where it covers no curve.
-    pyplot.legend(title="line: mean, band: worst to best seed", ncols=3, loc="upper center",
-                  bbox_to_anchor=(0.5, -0.12), frameon=False)
-    pyplot.savefig(path, dpi=150, bbox_inches="tight")
+    axis.legend(title="line: mean, band: worst to best seed", ncols=3, loc="upper center",
+                bbox_to_anchor=(0.5, -0.12), frameon=False)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+
+
+def check_writable(path: str) -> None:
+    """OSError before the runs for a picture that cannot be written; no empty one is left."""
+    is_new = not os.path.lexists(path)
+    with open(path, "ab"):
+        pass
+    if is_new:
+        os.remove(path)
 
 
 def main() -> None:
@@ -582,8 +589,7 @@ def main() -> None:
         parser.error(f"--scale {args.scale} must be a finite number, 0 or more")
     if not 0 <= args.kl < math.inf:
         parser.error(f"--kl {args.kl} must be a finite number, 0 or more")
-    with open("one_file.png", "ab"):  # an unwritable picture ends the command before its runs
-        pass
+    check_writable("one_file.png")
     # More threads would not be faster, and sums would depend on their number.
     torch.set_num_threads(1)
     paw = Arm(

@@ -21,7 +21,7 @@ from statistics import mean
 
 import torch
 
-from examples.one_file import Arm, Size, World, draw, make_world, run
+from examples.one_file import Arm, Size, World, check_writable, draw, make_world, run
 
 SMALL = Size(
     width=32, layers=1, heads=2, warm_steps=200, warm_rows=128, lr=1e-3, updates=120,
@@ -180,8 +180,7 @@ def main() -> None:
     parser.add_argument("world", choices=LESSONS)
     parser.add_argument("--seeds", nargs="+", default=[0], type=int)
     args = parser.parse_args()
-    with open(f"{args.world}.png", "ab"):  # an unwritable picture ends the command before its runs
-        pass
+    check_writable(f"{args.world}.png")
     torch.set_num_threads(1)
     lesson = LESSONS[args.world]
     curves = {name: [] for name in lesson.arms}

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure  # without pyplot, a notebook keeps its backend
 from matplotlib.ticker import MaxNLocator
 
 from paw_min.base.errors import UserError, user_errors
@@ -22,9 +22,6 @@ from paw_min.base.files import replacing, writing
 from paw_min.base.flags import Parser
 from paw_min.config import Config
 from paw_min.running.runs import read_metrics
-
-matplotlib.use("Agg")  # no display needed
-import matplotlib.pyplot as plt
 
 
 class Style(NamedTuple):
@@ -119,7 +116,8 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
         out.mkdir(parents=True, exist_ok=True)
     arms = find_arms(folders)
     for name, panels in FIGURES.items():
-        figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
+        figure = Figure(figsize=(11, 6), layout="constrained")
+        axes = figure.subplots(2, 3)
         for axis, (key, title) in zip(axes.flat, panels.items()):
             draw_panel(axis, arms, key, title)
         handles, labels = axes.flat[0].get_legend_handles_labels()
@@ -127,7 +125,6 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
         # Renamed when complete: somebody may be looking at the old picture.
         with replacing(out / name) as partial:
             figure.savefig(partial, dpi=110, format="png")
-        plt.close(figure)
 
 
 def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:

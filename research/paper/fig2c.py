@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from paw_min import cmae
@@ -46,7 +47,6 @@ from paw_min.page.__main__ import score
 from paw_min.rollout import rollout
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import read_config
-from paw_min.running.plot import plt
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups
@@ -182,7 +182,8 @@ def draw(result: dict, path: Path) -> None:
     """Stacked bars: the noisy and the meaningful share of the tokens and of each gradient."""
     bars = {"share": "tokens", "CE": "CE", "MAE": "MAE", "clipped MAE": "clipped MAE"}
     bars = {key: name for key, name in bars.items() if result["noisy"][key] is not None}
-    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axis = figure.subplots()
     bottom = [0.0] * len(bars)
     for name, color in (("noisy", "tab:red"), ("meaningful", "tab:blue")):
         heights = [100 * result[name][key] for key in bars]

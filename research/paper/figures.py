@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import writing
@@ -25,7 +26,6 @@ from paw_min.running.plot import (
     OTHERS,
     Style,
     label_of,
-    plt,
     set_limits,
 )
 from paw_min.running.runs import read_metrics
@@ -51,7 +51,6 @@ def save(figure, out: Path) -> None:
     with writing(str(out)):
         # A name without a suffix stays as it is, because the format is given.
         figure.savefig(out, dpi=130, format=out.suffix[1:] or "png")
-    plt.close(figure)
     print(out)
 
 
@@ -90,8 +89,9 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
                         f"{', '.join(sorted(known))}.")
     columns = 2 if len(keys) == 4 else min(3, len(keys))
     rows = -(-len(keys) // columns)  # rounded up
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns + 0.6, 3 * rows + 0.6),
-                                layout="constrained", squeeze=False)
+    size = 4 * columns + 0.6, 3 * rows + 0.6
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     handles = {}
     for axis, key in zip(axes.flat, keys):
         limits = (0, 1) if key in FRACTIONS else (-np.inf, np.inf)
@@ -124,7 +124,8 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
     table = compute(results)
     *_, overall = results[0].columns
     cells = [table[label][overall] for label in labels]
-    figure, axis = plt.subplots(figsize=(5, 3.4), layout="constrained")
+    figure = Figure(figsize=(5, 3.4), layout="constrained")
+    axis = figure.subplots()
     axis.errorbar([value_of[label] for label in labels], [cell.mean for cell in cells],
                   yerr=[cell.std or 0.0 for cell in cells], marker="o", capsize=4)
     axis.set(xlabel=AXES[setting], ylabel=f"held-out {overall} (%)")
@@ -161,7 +162,8 @@ def cost_table(base: dict[str, float], ours: dict[str, float]) -> str:
 def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     runs = {"without PaW": costs(without), "with PaW": costs(with_paw)}
     print(cost_table(*runs.values()))
-    figure, axis = plt.subplots(figsize=(4.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(4.4, 3.6), layout="constrained")
+    axis = figure.subplots()
     bottom = np.zeros(2)  # where the next part of each bar begins
     for name in SECONDS.values():
         heights = np.array([run[f"s, {name}"] for run in runs.values()])

@@ -3,10 +3,12 @@
 import copy
 import math
 import random
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import mean
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -151,6 +153,24 @@ def test_a_command_that_cannot_end_well_trains_nothing(words, code, part, tmp_pa
     (tmp_path / "serials.png").mkdir()
     done = python("-m", *words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, code=code)
     assert done.stderr.splitlines()[-1].endswith(part) and not done.stdout
+
+
+@pytest.mark.parametrize("command, words, picture", [
+    (one_file, ["one_file.py"], "one_file.png"),
+    (three_worlds, ["three_worlds.py", "serials"], "serials.png"),
+])
+def test_an_interrupted_command_leaves_the_picture_as_it_was(
+    command, words, picture, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(command, "run", Mock(side_effect=KeyboardInterrupt))
+    for before in ({}, {picture: b"older"}):
+        for name, content in before.items():
+            Path(name).write_bytes(content)
+        with pytest.raises(KeyboardInterrupt):
+            command.main()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 # ---- the package does the same ----

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from examples import one_file
 from paw_min.running import plot
 from research.paper import figures as paper
+from tests.helpers import ROOT, python
 
 CONFIG = dict(method="paw", paw=True, wm_loss="cmae", wm_target="next", alpha=0.75,
               lambda_g="adaptive")
@@ -15,12 +17,16 @@ CONFIG = dict(method="paw", paw=True, wm_loss="cmae", wm_target="next", alpha=0.
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Figures of a test stay open until its end; those of other tests are closed."""
-    plot.plt.close("all")
-    monkeypatch.setattr(plot.plt, "close", lambda figure: None)
-    yield lambda: [plot.plt.figure(number) for number in plot.plt.get_fignums()]
-    monkeypatch.undo()
-    plot.plt.close("all")
+    """Those that a test has saved."""
+    saved = []
+    savefig = Figure.savefig
+
+    def save(figure, *args, **options):
+        saved.append(figure)
+        savefig(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    return lambda: saved
 
 
 def make_run(folder, seed: int, success: float, **settings):
@@ -87,7 +93,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path, figures):
 
 def test_a_band_of_success_ends_at_0_and_1(figures):
     """Mean and deviation by hand: 0.95 and 0.1 at the second update."""
-    _, axis = plot.plt.subplots()
+    axis = Figure().subplots()
     values = np.array([[0.0, 1.0], [0.05, 0.8], [0.0, 1.0], [0.0, 1.0]])
     paper.draw_bands(axis, paper.Curves([1, 2], values), plot.COLORS["paw"], (0, 1))
     (band,) = axis.collections
@@ -104,3 +110,16 @@ def test_a_method_has_one_color_and_one_name(tmp_path, figures):
     assert drawn == [plot.COLORS[arm] for arm in ("grpo", "paw", "placebo")]
     known, one, other = paper.styles_of(["GRPO w/ PaW", "unknown", "another"])
     assert known == plot.COLORS["paw"] and len({known.color, one.color, other.color}) == 3
+
+
+def test_a_notebook_keeps_its_backend(tmp_path):
+    """pdf stands for the notebook's own; figures drawn with another one would not be shown."""
+    python("-c", """
+import matplotlib
+matplotlib.use("pdf")
+import paw_min.train
+from examples import one_file
+one_file.draw({"paw": [[one_file.Evaluation(0, 0.0, 0.0, 0.0)]]}, "one_file.png")
+assert matplotlib.get_backend() == "pdf", matplotlib.get_backend()
+""", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert (tmp_path / "one_file.png").read_bytes().startswith(b"\x89PNG")
