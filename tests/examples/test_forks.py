@@ -175,6 +175,16 @@ def test_only_tokens_above_the_floor_teach(monkeypatch):
     assert metrics["wm_loss"] > 0 and 0 < metrics["wm_clipped_tokens"] < 1
 
 
+def test_the_floor_of_probable_is_one_percent():
+    """A token at the floor is trained, one below it costs nothing and counts in the mean."""
+    batch = collate([TokenRow([1], [2], [3, 4, 5])], [True], pad_id=0)
+    logp = torch.zeros(batch.obs_mask.shape)
+    logp[batch.obs_mask] = torch.tensor([0.0099, 0.01, 0.0101]).log()
+    found = probable.loss_of_probable(Config(), Scores(logp, torch.zeros_like(logp)), batch)
+    assert found.counted[batch.obs_mask].tolist() == [False, True, True]
+    assert found.per_row.tolist() == [pytest.approx(-math.log(0.01 * 0.0101) / 3)]
+
+
 def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
     """Its batch has empty masks (batches.py: micro_batches)."""
     batch = collate(ROWS[1:3], [True, True], pad_id=0)
