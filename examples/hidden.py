@@ -56,7 +56,7 @@ SEED = 2  # the default is the first seed of the study
 
 PRESETS = {"tiny": dict(
     seed=SEED, prompt="compact", history_length=0, max_prompt_tokens=16, max_response_tokens=2,
-    max_obs_tokens=8, max_turns=2, updates=200, eval_every=0, eval_tasks=0, eval_repeats=4,
+    max_obs_tokens=8, max_turns=2, updates=200, eval_every=25, eval_tasks=0, eval_repeats=4,
     eval_temperature=1.0, save_every=25, lr=Size.lr, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
     # one_file.py has neither of these two, nor a KL term. verl-agent's KL term stays:

@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import expanded
-from paw_min.base.flags import Parser, add_flags
+from paw_min.base.flags import Parser, add_flags, flag
 from paw_min.config import FREE_TO_CHANGE, METHOD_PRESETS, OF_PAW, Config, check
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 
@@ -26,6 +27,7 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
     """
     from paw_min.base import distributed
     from paw_min.running.plan import dry_run
+    from paw_min.running.runs import where_it_continues
     from paw_min.train import paw, train
 
     if method:
@@ -35,7 +37,8 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
         if mode == "dry-run":
             dry_run(cfg)
         else:
-            train(cfg, mode == "eval-only", method or paw)
+            with where_it_continues(cfg) if mode == "train" else nullcontext():
+                train(cfg, mode == "eval-only", method or paw)
         distributed.finish()
 
 
@@ -99,12 +102,22 @@ def check_command(
 # ---- flags ----
 
 
-def make_parser(env: str, presets: list[str], doc: str) -> Parser:
-    """The flags of a run script; of the settings, the parsed arguments have only those given."""
+def make_parser(
+    env: str, presets: dict[str, dict], methods: dict[str, dict], doc: str, words: list[str]
+) -> Parser:
+    """The flags of a run script; of the settings, the parsed arguments have only those given.
+
+    words: the command line. --help has the values of the presets in it, beside those of `paper`.
+    """
+    size, *_ = [*(word for word in words if word in presets), *presets]
+    used = presets[size]
+    for word in words:
+        used = used | methods.get(word, {})
     parser = Parser(usage="%(prog)s [flags]", description=doc)
     parser.add_argument(
-        "--preset", choices=presets, nargs="+", default=presets[:1],
-        help=f"a size, a method, or both (default {presets[0]}); their values replace those below",
+        "--preset", choices=[*presets, *methods], nargs="+", default=[*presets][:1],
+        help=f"a size, a method, or both (default {[*presets][0]}); --help behind them shows their "
+             "values",
     )
     parser.set_defaults(mode="train")
     for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
@@ -112,7 +125,8 @@ def make_parser(env: str, presets: list[str], doc: str) -> Parser:
         parser.add_argument(
             f"--{mode}", dest="mode", action="store_const", const=mode, help=text,
         )
-    add_flags(parser, Config, skip=[key for key, only in OF_ONE.items() if only != env])
+    skip = [key for key, only in OF_ONE.items() if only != env]
+    add_flags(parser, Config, skip, used, paper=presets.get("paper", {}))
     return parser
 
 
@@ -121,7 +135,8 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     first = next(iter(presets))
     # Presets from `fork` name their own method, so METHOD_PRESETS do not apply.
     methods = {} if "method" in presets[first] else METHOD_PRESETS
-    given = vars(make_parser(env, [*presets, *methods], doc).parse_args(argv))
+    words = sys.argv[1:] if argv is None else argv
+    given = vars(make_parser(env, presets, methods, doc, words).parse_args(words))
     mode = given.pop("mode")
     chosen = given.pop("preset")
 
@@ -138,9 +153,11 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
 
     cfg = replace(base, **given)
     check(cfg)
-    prompts = BENCHMARKS[cfg.env].prompts
-    if cfg.prompt not in prompts:
-        raise UserError(f"--prompt {cfg.prompt} is unknown: {cfg.env} has {' and '.join(prompts)}.")
+    benchmark = BENCHMARKS[cfg.env]
+    for name, known in (("prompt", benchmark.prompts), ("eval_split", benchmark.splits)):
+        value = getattr(cfg, name)
+        if known and value not in known:
+            raise UserError(f"{flag(name)} {value} is unknown: {cfg.env} has {', '.join(known)}.")
     if cfg.env == "alfworld" and size in PUBLISHED and not cfg.data:
         cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
     # A command whose default is `paper` needs no data: it asks a server (prompting.py).
@@ -156,8 +173,8 @@ def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) 
     """parse_args for a command other than a run script; UserError for flags of run scripts only."""
     cfg, mode = parse_args(env, presets, doc, argv)
     if cfg.shard or mode != "train":
-        flag = "shard" if cfg.shard else mode
-        raise UserError(f"--{flag} is for the run scripts: omit it.")
+        name = "shard" if cfg.shard else mode
+        raise UserError(f"--{name} is for the run scripts: omit it.")
     return cfg
 
 

@@ -62,8 +62,11 @@ def sections(cls: type) -> dict[str, dict[str, str]]:
     return found
 
 
-def add_flags(parser: Parser, cls: type, skip=()) -> None:
-    """A flag per field; the parsed arguments have only those that were given."""
+def add_flags(parser: Parser, cls: type, skip=(), used: dict = {}, paper: dict = {}) -> None:
+    """A flag per field; the parsed arguments have only those that were given.
+
+    used, paper: what a command, and the paper, have in place of the defaults of `cls`: for --help.
+    """
     for title, helps in sections(cls).items():
         group = parser.add_argument_group(title)
         for name, text in helps.items():
@@ -80,9 +83,11 @@ def add_flags(parser: Parser, cls: type, skip=()) -> None:
                 how["choices"] = get_args(kind)
             else:
                 how |= dict(type=kind, metavar=kind.__name__.upper())
-            default = getattr(cls, name)
-            if default not in ("", ()):
-                text += f" (default {default})"
+            default, of_paper = (values.get(name, getattr(cls, name)) for values in (used, paper))
+            shown = [] if default in ("", ()) else [f"default {default}"]
+            shown += [] if of_paper in ("", (), default) else [f"paper {of_paper}"]
+            if shown:
+                text += f" ({'; '.join(shown)})"
             text = text.replace("%", "%%")  # argparse fills in values
             group.add_argument(flag(name), default=argparse.SUPPRESS, help=text, **how)
 

@@ -128,4 +128,5 @@ class Benchmark:
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1
     # GiGPO: observations that are at least this similar are one state; None: only equal ones.
     similarity: float | None = None
+    splits: tuple[str, ...] = ()  # what --eval-split takes; (): the data decide
     cut_prompts: bool = False  # cut the beginning of prompts over the limit; else they stop the run

@@ -144,7 +144,8 @@ def page_data(
                 steps.append(dict(
                     update=update.update, group=e.group, episode=e.trajectory,
                     n=n, of=len(e.steps),  # the n-th step of its episode
-                    task=e.task, won=e.won, episode_return=e.episode_return, reward=row.reward,
+                    asked=e.asked or e.task, task=e.task, won=e.won,
+                    episode_return=e.episode_return, reward=row.reward,
                     valid=row.valid,  # is the response well formed?
                     selected=row.selected, rank=row.rank, candidates=update.candidates,  # Eq. 4
                     lambda_g=e.lambda_g,

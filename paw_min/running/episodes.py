@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from paw_min.rows import Episode, Rows, TokenRow
-from paw_min.running.evaluate import short
+from paw_min.running.evaluate import asked, short
 
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
 
@@ -39,6 +39,7 @@ class StoredEpisode:
     episode_return: float
     lambda_g: float  # of its group, Eq. 10
     steps: list[StoredRow]
+    asked: str = ""  # what it was asked to do; older runs have no such text
 
 
 @dataclass
@@ -77,6 +78,7 @@ def stored_episodes(update: int, episodes: list[Episode], rows: Rows) -> str:
                 episode_return=e.episode_return,
                 lambda_g=rows.lambdas[e.group],
                 steps=steps[e.trajectory],
+                asked=asked(e),
             )
             for e in choose(episodes)
         ],

@@ -88,6 +88,11 @@ def short(task: str) -> str:
     return "/".join(task.split("/")[-3:])
 
 
+def asked(e: Episode) -> str:
+    """What an episode was asked to do, on one line; its task where the environment does not say."""
+    return " ".join(e.instruction.split()) or short(e.task)
+
+
 def transcript(episodes: list[Episode]) -> str:
     """At most four episodes as Markdown: two lost ones and two won ones, if there are."""
     by_outcome = sorted((e for e in episodes if e.transitions), key=lambda e: e.won)
@@ -96,8 +101,9 @@ def transcript(episodes: list[Episode]) -> str:
     lines = []
     for e in lost_first + won_last:
         outcome = "won" if e.won else "not won"
-        lines += [f"## {e.task_type}: {outcome} in {len(e.transitions)} steps", ""]
-        lines += [f"`{short(e.task)}`", "", "```", e.transitions[0].observation.strip(), ""]
+        lines += [f"## {asked(e)}", ""]
+        lines += [f"{e.task_type}: {outcome} in {len(e.transitions)} steps, `{short(e.task)}`", ""]
+        lines += ["```", e.transitions[0].observation.strip(), ""]
         for step in e.transitions:
             lines += [f"> {step.response.strip()}", step.next_observation.strip(), ""]
         lines += ["```", ""]

@@ -23,7 +23,8 @@ import hashlib
 import json
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -220,6 +221,18 @@ def lock_folder(folder: Path, flag: str) -> FileLock:
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run folder."""
     return max(Path(folder).glob(CHECKPOINTS), key=updates_done, default=None)
+
+
+@contextmanager
+def where_it_continues(cfg: Config) -> Iterator[None]:
+    """Ctrl-C also says at which update the same command will continue."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        checkpoint = newest_checkpoint(Path(cfg.out) / cfg.name)
+        place = f"after update {updates_done(checkpoint)}" if checkpoint else (
+            f"at update 0, since no checkpoint was written (--save-every {cfg.save_every})")
+        raise KeyboardInterrupt(f"interrupted: the same command continues {place}") from stop
 
 
 def updates_done(checkpoint: Path) -> int:

@@ -212,6 +212,7 @@ TOKENS = """D.steps.map((s, i) => (show(i), D.weights.map((w, k) => [...document
 
 
 USE = f"""(() => {{
+    const begun = now;
     const choose = rho => {{ slider.value = rho; slider.oninput(); return {TOKENS}; }};
     const drawn = [{RHO}, 0.5].map(choose);
     const taught = cells.map(cell => cell.classList.contains('kept'));
@@ -220,7 +221,8 @@ USE = f"""(() => {{
     const text = document.querySelector('#observation [data-i]').textContent;
     const images = document.querySelectorAll('img').length;
     $('next').click();
-    return {{drawn, taught, rho, text, images, place: $('place').textContent}};
+    return {{drawn, taught, begun, rho, text, images, asked: $('asked').textContent,
+        place: $('place').textContent}};
 }})()"""
 
 
@@ -228,10 +230,27 @@ USE = f"""(() => {{
 def test_the_page_in_a_browser(trained, tmp_path):
     data = data_of(trained / "page.html")
     first = data["steps"][0]
-    first["prompt"] = first["task"] = data["run"] = HOSTILE_TEXT
+    first["prompt"] = first["task"] = first["asked"] = data["run"] = HOSTILE_TEXT
     first["obs"][0] = HOSTILE_TEXT
     for seen in first["seen"]:
         seen["p"][1:3] = None, RHO  # a given token, as in multi_step.py; the boundary teaches
+    third, fourth, fifth = data["steps"][2:5]
+    for step, p, valid, selected in (  # before, after
+        (first, (0.05, 0.05), True, True), (third, (0.05, 0.9), False, True),
+        (fourth, (0.01, 0.95), True, False), (fifth, (0.05, 0.3), True, True),
+    ):
+        step["valid"], step["selected"] = valid, selected
+    # It begins where most was learned: not at a malformed response, nor where nothing was taught.
+    steps = data["steps"]
+    taught = [step["selected"] and step["lambda_g"] > 0 for step in steps]
+    idle = steps[taught.index(False)]["seen"]
+    idle[0]["p"], idle[1]["p"] = ([p] * len(idle[0]["p"]) for p in (0.01, 0.99))
+    for step in steps:
+        step["valid"] = True
+    rise = [sum((b or 0) - (a or 0) for a, b in zip(*(seen["p"] for seen in step["seen"][:2])))
+            for step in steps]
+    most, second = sorted((i for i in range(len(steps)) if taught[i]), key=lambda i: -rise[i])[:2]
+    steps[most]["valid"] = False
     page = render(data)
     assert "\u2028" not in page
     found = in_browser(page, USE, 1280, tmp_path)
@@ -246,12 +265,12 @@ def test_the_page_in_a_browser(trained, tmp_path):
                 assert list(given) == [p is None for p in seen["p"]]
                 expected = [100 * x / (sum(pull) or 1) for x in pull]
                 assert list(shares) == pytest.approx(expected, abs=0.06)
-    taught = [step["selected"] and step["lambda_g"] > 0 for step in data["steps"]]
-    assert found["taught"] == taught and found["rho"] == RHO
+    assert found["taught"] == taught and found["rho"] == RHO and found["begun"] == second
     # Texts are only texts: markup in them becomes no element, and ends no data.
     assert found["text"] == HOSTILE_TEXT.replace("\x1b", "\u241b")
     assert found["images"] == 0
     assert found["place"].endswith("step 2 of 3")
+    assert found["asked"] == steps[1]["asked"] and "trial" not in steps[1]["asked"]
     # The stored page is what the present template makes of its data; no window is too narrow.
     assert render(data_of(STORED)) == STORED.read_text(), "the template changed"
     for narrow in (page, STORED.read_text()):

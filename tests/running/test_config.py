@@ -124,6 +124,19 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     assert "ss@" not in " ".join(shown)
 
 
+@pytest.mark.parametrize("words, lines", [
+    ("", ["--updates INT RL updates, the outer loop of Alg. 1; 0: only evaluate (default 8; paper",
+          "--rho FLOAT confidence threshold of clipped MAE, Eq. 7 (default 0.2)",
+          "default: the stand-in model (paper Qwen/Qwen2.5-1.5B-Instruct)"]),
+    ("--preset echo paper", ["only evaluate (default 150)", "fraction (default 1.0; paper 0.75)"]),
+])
+def test_help_has_the_values_of_the_command_in_front_of_it(words, lines, capsys):
+    with pytest.raises(SystemExit):
+        parse(*words.split(), "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(line in shown for line in lines), shown
+
+
 # ---- bounds ----
 
 
@@ -145,7 +158,8 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     (["--retriever", "u"], "unrecognized arguments: --retriever.*; see --help"),  # of search
     (["--wm-scal", "3"], "unrecognized arguments: --wm-scal.*; see --help"),  # misspelled
     (["--algo", "reinforce"], "--algo: invalid choice: 'reinforce'"),
-    (["--prompt", "long"], "^--prompt long is unknown: alfworld has paper and compact"),
+    (["--prompt", "long"], "^--prompt long is unknown: alfworld has paper, compact"),
+    (["--eval-split", "foo"], "^--eval-split foo is unknown: alfworld has train, valid_seen, v"),
     (["--data="], '--data "" is empty'),
     (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
 ])

@@ -8,7 +8,7 @@ from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.metrics import describe_episodes
 from paw_min.rows import Episode, Transition
-from paw_min.running.evaluate import evaluate
+from paw_min.running.evaluate import evaluate, transcript
 from tests.helpers import Script, make_policy, one_sentence, seeds
 
 
@@ -85,6 +85,16 @@ def test_another_trial_draws_anew_and_repeats_draw_their_own():
     assert all(len(one) == 6 for one in drawn) and len(set.union(*drawn)) == 18
     # The seed of training does not matter.
     assert seeds(run(tasks, seed=5)[1]) == seeds(run(tasks)[1])
+
+
+def test_an_episode_is_headed_by_what_it_was_asked_to_do():
+    """WebShop's task is a number. An environment that says nothing has its task in this place."""
+    step = Transition([1], [2], [3], [0.0], 0.0, True, "Results", 0, 0, response="click[b]")
+    shop = Episode("567", 0, 0, [step], instruction="find me\n a lamp", task_type="home")
+    other = Episode("data/game.z8", 1, 1, [step], task_type="home", won=True)
+    headings = [line for line in transcript([shop, other]).splitlines() if line.startswith("#")]
+    assert headings == ["## find me a lamp", "## data/game.z8"]
+    assert "home: not won in 1 steps, `567`" in transcript([shop])
 
 
 def test_episodes_are_described():

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
-from paw_min.base import distributed, files
+from paw_min.base import distributed, errors, files
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.batches import collate
@@ -209,6 +209,13 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     assert [line["update"] for line in runs.read_metrics(finished)] == [0]
     assert json.loads(path.read_text())["save_every"] == 1
     assert "other" in json.loads((finished / "sources.json").read_text())
+
+
+def test_ctrl_c_says_where_the_same_command_continues(config, finished):
+    for name, end in (("r", "after update 1"), ("new", "at update 0, since no checkpoint")):
+        with pytest.raises(SystemExit, match=f"^interrupted: the same command .*{end}"):
+            with errors.user_errors(), runs.where_it_continues(config(name=name)):
+                raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("end, kept", [

@@ -41,8 +41,8 @@ def load(cfg: Config, data: str) -> Tasks:
         raise ValueError(f"{data} is one file, so training and test would have the same questions: "
                          "give a folder with one file per split, or --eval-split train.")
     source = cfg.retriever or data
-    train = load_questions(data, "train")
     held_out = load_questions(data, cfg.eval_split)
+    train = load_questions(data, "train")
     retriever = open_retriever(source)
 
     def make_pool(n_envs: int) -> SearchPool:

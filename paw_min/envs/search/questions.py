@@ -58,7 +58,8 @@ def question_file(path: str | Path, split: str) -> Path:
         found = [file for file in files if file.is_file()]
         if not found:
             raise FileNotFoundError(f"The folder {path} has neither {files[0].name} nor "
-                                    f"{files[1].name}: give the folder of the questions.")
+                                    f"{files[1].name}: give the folder of the questions, or "
+                                    "another --eval-split.")
         path = found[0]
     if not path.is_file():
         raise FileNotFoundError(f"The question file {path} does not exist: give a .parquet or "

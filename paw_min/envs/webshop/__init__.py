@@ -3,6 +3,7 @@
 from paw_min.envs.interface import Benchmark
 from paw_min.envs.webshop import prompts
 from paw_min.envs.webshop.env import load
+from paw_min.envs.webshop.goals import SPLITS
 from paw_min.envs.webshop.pages import WebShopEnv
 from paw_min.envs.webshop.shop import Shop
 
@@ -12,4 +13,5 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
+    splits=SPLITS,
 )

@@ -178,6 +178,9 @@ class Goals:
         return min(found, len(self) - 1)
 
 
+SPLITS = ("train", "eval", "test")
+
+
 def splits(n_goals: int) -> dict[str, range]:
     """Disjoint ranges of goal indices for "train", "eval" and "test".
 
@@ -190,8 +193,5 @@ def splits(n_goals: int) -> dict[str, range]:
                          "with more products.")
     n_test = min(500, n_goals // 12)
     n_eval = min(1000, n_goals // 6)
-    return {
-        "train": range(n_test + n_eval, n_goals),
-        "eval": range(n_test, n_test + n_eval),
-        "test": range(n_test),
-    }
+    train, evaluation = range(n_test + n_eval, n_goals), range(n_test, n_test + n_eval)
+    return dict(zip(SPLITS, (train, evaluation, range(n_test))))
