@@ -1,6 +1,8 @@
 """Which file may import which."""
 
 import ast
+from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -8,36 +10,61 @@ import pytest
 from paw_min.envs.benchmarks import NAMES
 from tests.helpers import ROOT, python
 
-PACKAGE = ROOT / "paw_min"
+ORDER = ["paw_min", "world_models", "examples", "research", "tests"]  # none imports a later one
+EQUATIONS = [f"paw_min.{name}" for name in ("advantages", "select", "cmae", "balance", "losses")]
 
 
-def imported_by(path: Path) -> set[str]:
-    """The modules that a file imports, also inside of its functions."""
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for top in ORDER for path in (ROOT / top).rglob("*.py")}
+
+
+def imports_of(name: str) -> set[str]:
+    """The modules of ours that this one imports, also inside of its functions."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+        elif isinstance(node, ast.ImportFrom):
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (inside & MODULES.keys()) or {node.module}
+    return found & MODULES.keys()
 
 
-def test_the_package_imports_neither_examples_nor_tests_and_equations_nothing_of_ours():
-    """Nor does base/ import another part."""
-    for path in PACKAGE.rglob("*.py"):
-        names = imported_by(path)
-        roots = {name.split(".")[0] for name in names}
-        assert not roots & {"examples", "tests", "research", "world_models"}, path
-        if path.stem in ("advantages", "select", "cmae", "balance", "losses"):
-            assert "paw_min" not in roots, path
-        if path.parent.name == "base":
-            assert all(name.startswith("paw_min.base") for name in names if "paw_min" in name), path
+IMPORTS = {name: imports_of(name) for name in MODULES}
 
 
-def test_examples_import_nothing_of_research():
-    """Research imports examples; the other way around, a reader of one would need both."""
-    for path in (ROOT / "examples").glob("*.py"):
-        assert not any(name.split(".")[0] == "research" for name in imported_by(path)), path
+def part_of(name: str) -> str:
+    """A folder or a file of paw_min; of another package, the package."""
+    top, *inside = name.split(".")
+    return f"{top}.{inside[0]}" if top == "paw_min" and inside else top
+
+
+def test_no_imports_go_in_a_circle():
+    """Neither those of modules nor those of the parts of paw_min. Else, the error names one."""
+    assert list(TopologicalSorter(IMPORTS).static_order())
+    between = defaultdict(set)
+    for name, imported in IMPORTS.items():
+        between[part_of(name)] |= {part_of(other) for other in imported} - {part_of(name)}
+    assert list(TopologicalSorter(between).static_order())
+
+
+def test_no_import_goes_upward():
+    """base/ imports no other part, and the equations nothing of ours."""
+    for name, imported in IMPORTS.items():
+        tops = {ORDER.index(other.split(".")[0]) for other in imported}
+        assert max(tops, default=0) <= ORDER.index(name.split(".")[0]), name
+        if part_of(name) == "paw_min.base":
+            assert {part_of(other) for other in imported} <= {"paw_min.base"}, name
+    assert all(not IMPORTS[name] for name in EQUATIONS)
+
+
+def test_no_test_file_imports_another():
+    """What several share is in modules without test_."""
+    for name, imported in IMPORTS.items():
+        assert not any(other.rpartition(".")[2].startswith("test_") for other in imported), name
 
 
 def opens_a_text_file_in_the_encoding_of_the_locale(call: ast.Call) -> bool:
