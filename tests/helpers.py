@@ -7,6 +7,7 @@ dist_jobs.py, model_kinds.py.
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -39,6 +40,7 @@ from paw_min.toy import standins
 from paw_min.update import optimize, prepare
 
 ROOT = Path(__file__).parents[1]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def python(*words, cwd=ROOT, env={}, code=0) -> subprocess.CompletedProcess:

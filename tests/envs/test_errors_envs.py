@@ -13,7 +13,7 @@ from paw_min.envs.search import env
 from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
-from tests.envs.test_webshop import annotation, product
+from tests.shops import annotation, product
 
 MISSING = None
 DEEP = "[" * 100_000

@@ -22,6 +22,7 @@ from paw_min.envs.webshop import reward as shop_reward
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.pages import read_action
+from tests.shops import annotation, product
 
 DATA = Path(__file__).parents[1] / "data" / "webshop"
 KINDS = ["human", "synthetic"]
@@ -99,18 +100,6 @@ def test_rewards_equal_the_recorded_ones(kind):
 
 
 # --- Rules beyond the recordings
-
-
-def product(asin="B000000001", **fields):
-    return {"asin": asin, "name": "Red Oak Bench", "category": "garden", "query": " Bench ",
-            "product_category": "Home › Benches", "pricing": "$20.00", "full_description": "good",
-            "small_description": ["one", "two"], "customization_options": None,
-            "images": ["x.jpg"], **fields}
-
-
-def annotation(**fields):
-    return {"attributes": ["solid wood"], "instruction": "Find me a bench",
-            "instruction_attributes": ["solid wood"], **fields}
 
 
 def write(folder, products, suffix=""):

@@ -77,7 +77,7 @@ def test_labels_do_not_open_a_thought_twice(name, opened):
     "{% for m in messages %}{{ m.content }} mug\n{% endfor %}",
 ])
 def test_what_begins_the_next_turn_or_is_not_a_control_token_ends_nothing(template):
-    """test_published.py has the tokens that end the turns of published models."""
+    """test_models.py has the tokens that end the turns of published models."""
     tokenizer = standins.make_tokenizer(TEXTS)
     tokenizer.chat_template = template
     assert turn_end(tokenizer) is None

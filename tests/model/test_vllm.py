@@ -37,7 +37,7 @@ SLOTS = 24  # fewer than some tests have requests
 def small_policy() -> Policy:
     """With heads of 32 numbers: vLLM's CPU kernels know none smaller. Its head is tied.
 
-    tests/model/test_families.py has heads of their own.
+    test_models.py has heads of their own.
     """
     return helpers.make_policy(hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
 
