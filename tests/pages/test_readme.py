@@ -222,14 +222,6 @@ def test_commands_parse(page, tmp_path, monkeypatch):
             pytest.fail(f"{' '.join(words)}: the flags are not those of the program")
 
 
-def test_the_number_of_lines_of_the_reading_order():
-    folder = ROOT / "paw_min"
-    order = (folder / "README.md").read_text().split("## Order")[1].split("As needed:")[0]
-    files = re.findall(r"^\d+\. \[(\S+\.py)\]", order, flags=re.M)
-    lines = sum(len((folder / name).read_text().splitlines()) for name in files)
-    assert f"{len(files)} files with about {round(lines, -2):,} lines" in PAGES["README.md"]
-
-
 # --- what the pages say of runs ----------------------------------------------------------------
 
 
