@@ -113,6 +113,29 @@ def test_plays_like_the_original_packages(engine, paths, game, tmp_path):
     assert any(c.startswith("examine") and " with " in c and c[-1].isdigit() for c in commands)
 
 
+def test_an_episode_builds_the_state_of_its_game_once(engine, env, paths, monkeypatch):
+    """A state is most of what a reset costs. A second episode of a game needs another one."""
+    built = []
+    state = engine.logic.PddlState
+    monkeypatch.setattr(
+        engine.logic, "PddlState", lambda *args: built.append(args) or state(*args)
+    )
+    for path, resets, expected in ((paths[0], 1, 1), (paths[1], 2, 2), (paths[0], 3, 3)):
+        built.clear()
+        env.load(path)
+        for _ in range(resets):
+            begun = env.reset()
+            admissible = begun.admissible_commands
+            assert env.step(admissible[0])[0].admissible_commands
+        assert len(built) == expected
+    # The game before a broken one is not played in its place.
+    env.load(paths[0])
+    with pytest.raises(engine.GameError):
+        env.load("nowhere")
+    with pytest.raises(TypeError):
+        env.reset()
+
+
 def half(text: str) -> str:
     return text[: len(text) // 2]
 

@@ -94,7 +94,7 @@ def install():
             f"pip install 'textworld[pddl]=={SUPPORTED_TEXTWORLD}'."
         )
     # Five functions that TextWorld calls again and again; how often:
-    fast_downward.pddl2sas = _pddl2sas  # PDDL to SAS: twice per load and twice per reset
+    fast_downward.pddl2sas = _pddl2sas  # PDDL to SAS: twice per state, of a load or a reset
     logic.GameLogic = _game_logic  # the grammar of a game: once per load
     textgen._parse_and_convert = _symbols  # a text such as "go to {r.name}": once per command
     Rule.parse_conjunctive_query = _query  # a condition such as {text|in(o, r)}: as the texts
@@ -215,6 +215,8 @@ class _Grammar(textgen.ContextSensitiveGrammar):
 class _Env(PddlEnv):
     """A PddlEnv with a small library, whose `load` reports errors."""
 
+    _built = None  # the state of a game that was loaded and not played yet
+
     def __init__(self, infos=None):
         # PddlEnv copies the file at DOWNWARD_LIB_PATH and loads the copy. Point it at a small one.
         interface = fast_downward.interface
@@ -229,15 +231,29 @@ class _Env(PddlEnv):
 
     def load(self, path):
         """PddlEnv.load, but with a GameError, after which another game can be loaded."""
+        self._built = None
         try:
             # TextWorld would open the file in the locale's encoding.
             super().load(path if isinstance(path, dict) else parse_json(Path(path).read_bytes()))
+            self._built = self._pddl_state
         except Exception as error:  # FailedParse, ParseError, KeyError, JSONDecodeError, ...
             self._game_data = None  # a reset must not start the previous game, or half of this one
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:250]
             raise GameError(
                 f"{path} is not a playable game ({reason}); generate or download it again."
             ) from error
+
+    def reset(self):
+        """PddlEnv.reset, but the first one after `load` plays the state that `load` has built."""
+        built, self._built = self._built, None
+        if built is None:
+            return super().reset()
+        build = logic.PddlState
+        logic.PddlState = lambda *args: built
+        try:
+            return super().reset()
+        finally:
+            logic.PddlState = build
 
 
 @lru_cache(maxsize=1)
