@@ -3,6 +3,8 @@
 Fourteen words, seven positions, tiles of one to thirty words.
 """
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -68,6 +70,17 @@ def test_no_logits_are_wider_than_a_tile(words, with_gradient):
             (logp.sum() + entropy.sum()).backward()
     assert largest == max(M * min(words, V), M * D * with_gradient)
     assert logp.requires_grad == with_gradient
+
+
+@pytest.mark.parametrize("n, expected", [
+    (1000, 4160),  # of 4,194
+    (16_384, 256), (40_000, 64), (65_600, 63), (2**23, 1),
+])
+def test_the_width_of_a_tile_is_a_multiple_of_64(n, expected):
+    """Of fewer tokens it is what fits. No logits: the tensors are without numbers."""
+    hidden, weight, target = (torch.empty(rows, 8, device="meta") for rows in (n, 10_000, n))
+    parts = [part for part, *_ in islice(head.tiles(hidden, weight, target[:, 0]), 2)]
+    assert [part.stop - part.start for part in parts] == [expected] * 2
 
 
 def test_bf16_rounds_the_factors_and_not_the_logits(words):
