@@ -87,6 +87,8 @@ class ChatTokenizer:
 
         So no page, passage or command can end a turn or begin another. Other text stays as it is.
         """
+        if self.has_no_control_string(text):
+            return text
         # The space may expose another control token that overlapped this one, so the text is read
         # again, at most once per character.
         for _ in text:
@@ -100,6 +102,27 @@ class ChatTokenizer:
                 start += len(text[start:]) - len(text[start:].lstrip())
                 text = f"{text[: start + 1]} {text[start + 1 :]}"
         return text
+
+    def has_no_control_string(self, text: str) -> bool:
+        """Can no control token be found in this text? It is not tokenized, which takes longer.
+
+        A token is found where its string is, in the text or in what the normalizer makes of it, so
+        a text that the normalizer would change is left to the tokenizer.
+        """
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        if normalizer and normalizer.normalize_str(text) != text:
+            return False
+        return not any(string in text for string in self.control_strings)
+
+    @cached_property
+    def control_strings(self) -> set[str]:
+        """The strings of the control tokens, as they are and normalized."""
+        added = self.tokenizer.added_tokens_decoder
+        if not self.control_ids <= added.keys():
+            return {""}  # A piece of the model's own vocabulary is found by the tokenizer alone.
+        strings = {added[token].content for token in self.control_ids}
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        return strings | {normalizer.normalize_str(one) for one in strings if normalizer}
 
     def forged(self, token: int, text: str) -> bool:
         """Is this text a control token? Unknown words become one as well, <unk>."""

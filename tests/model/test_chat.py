@@ -104,6 +104,41 @@ def test_a_control_token_may_be_found_in_another_text():
     assert chat.without_control_tokens("a  <|x|>  b") == "a  < |x|>  b"
 
 
+@pytest.mark.parametrize("text, passes", [
+    ("You see a mug 1, and a <think> b", 1),
+    ("a <|x|> b", 3),  # where it is, and that nothing is left; then the tokens
+    ("a ＜|x|＞ b", 3),  # the normalizer makes one of it
+    ("caf\u0065\u0301", 2),  # it would change this text, too
+    ("a <unk> b", 3), ("", 1),
+])
+def test_a_text_is_tokenized_once_unless_a_control_token_may_be_in_it(text, passes):
+    chat = with_tokens(AddedToken("<|x|>", special=True, normalized=True))
+    chat.control_ids, chat.turn_ids  # once per model
+    plain = chat.tokenizer
+    calls = []
+
+    class Counted:
+        def __getattr__(self, name):
+            return getattr(plain, name)
+
+        def __call__(self, text, **options):
+            calls.append(text)
+            return plain(text, **options)
+
+    chat.tokenizer = Counted()
+    chat.encode(text)
+    assert len(calls) == passes
+    calls.clear()
+    prompt = chat.encode_chat(f"a {text}")
+    assert len(calls) == passes and "<|x|>" not in plain.convert_ids_to_tokens(prompt)
+
+
+def test_a_control_token_of_the_models_own_vocabulary_is_left_to_the_tokenizer():
+    chat = with_tokens()
+    chat.control_ids = chat.control_ids | {chat.tokenizer.convert_tokens_to_ids("mug")}
+    assert chat.without_control_tokens("a mug b") == "a m ug b"
+
+
 def test_a_single_character_is_text():
     """Some tokenizers pad with "!". No space breaks it."""
     chat = with_tokens(AddedToken("!", special=True), pad_token="!")
