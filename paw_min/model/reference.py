@@ -7,6 +7,8 @@
 The reference never changes, so one pass per update gives log pi_ref for all mini-batches.
 """
 
+from contextlib import contextmanager
+
 import torch
 
 from paw_min.config import Config
@@ -46,7 +48,28 @@ def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -
     if reference is policy:  # LoRA
         with lora.adapters_off(policy):
             return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
-    reference.to(policy.device)
-    logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
-    reference.to("cpu")  # It is not needed on the GPU until the next update.
-    return logp
+    with copied_to(reference, policy.device):
+        return score_responses(reference, rows.tokens, cfg.micro_tokens).logp
+
+
+@contextmanager
+def copied_to(module: torch.nn.Module, device: torch.device):
+    """In this block, the module is on the device. The copies are dropped, not copied back."""
+    places = [  # parameters and buffers, each as often as modules share it
+        (tensors, name, tensor)
+        for part in module.modules()
+        for tensors in (part._parameters, part._buffers)
+        for name, tensor in tensors.items() if tensor is not None
+    ]
+    here = {}  # id of a tensor -> another of its type with the same numbers
+    for _, _, tensor in places:
+        same = tensor.detach()
+        if isinstance(tensor, torch.nn.Parameter):
+            same = torch.nn.Parameter(same, tensor.requires_grad)
+        here.setdefault(id(tensor), same)
+    module.to(device)
+    try:
+        yield
+    finally:
+        for tensors, name, tensor in places:
+            tensors[name] = here[id(tensor)]

@@ -18,7 +18,7 @@ from paw_min.model import lora
 from paw_min.model.loading import load_policy
 from paw_min.model.policy import Policy
 from paw_min.model.published import empty_model
-from paw_min.model.reference import make_reference
+from paw_min.model.reference import copied_to, make_reference
 from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
 from paw_min.running import memory, plan, runs, session
@@ -99,6 +99,27 @@ def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind,
     frozen = make_reference(BASE, plain, folder)
     ours, its = (score_responses(policy, TOKEN_ROWS, 1000).logp for policy in (plain, frozen))
     assert ours == its
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])  # a tied head, and one of its own
+def test_a_reference_is_dropped_from_the_gpu(family):
+    """From the device of tensors without numbers, nothing could be copied back."""
+    frozen = make_policy(family).requires_grad_(False)
+    before = {name: tensor.data_ptr() for name, tensor in everything(frozen)}
+    ids = torch.tensor([[3, 4, 5]])
+    logits = frozen.model(ids).logits
+    with pytest.raises(KeyError), copied_to(frozen, "meta"):
+        assert {tensor.device.type for _, tensor in everything(frozen)} == {"meta"}
+        raise KeyError
+    assert {name: tensor.data_ptr() for name, tensor in everything(frozen)} == before
+    assert torch.equal(frozen.model(ids).logits, logits)
+    head, embedding = frozen.model.get_output_embeddings(), frozen.model.get_input_embeddings()
+    assert (head.weight is embedding.weight) == (family == "qwen2")
+    assert not any(p.requires_grad for p in frozen.parameters())
+
+
+def everything(module):
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 # ---- a run ----
@@ -192,10 +213,10 @@ def test_the_plan_of_several_ranks_is_one_and_counts_the_workers_of_all(
     sampler, config, four_ranks, capsys
 ):
     cfg = config(workers=3, sampler=sampler)
-    plan.sizes(cfg)
+    plan.print_memory(cfg)
     assert "; 3 workers on top, in ALFWorld up to 9.00 GB" in capsys.readouterr().out
     four_ranks()
-    plan.sizes(cfg)
+    plan.print_memory(cfg)
     assert "; 12 workers on top, in ALFWorld up to 36.00 GB" in capsys.readouterr().out
     four_ranks(rank=2)
     plan.dry_run(cfg)
