@@ -19,6 +19,9 @@ def shard_policy(policy: Policy) -> None:
     Stored weights stay fp32.
     """
     mesh = init_device_mesh(policy.device.type, (distributed.n_ranks(),))
+    # NCCL makes its communicator at the first call. Made later, while vLLM is awake, its memory
+    # would count as vLLM's (VLLMSampler.kept).
+    distributed.all_reduce([torch.zeros(1, device=policy.device)])
     dtype = torch.bfloat16 if policy.precision == "bf16" else None
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # Inner modules first; the policy, which holds all of them, is the root.
