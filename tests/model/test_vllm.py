@@ -6,10 +6,12 @@ trainer stops a run at 1e-3; what is lost by a broken sync is here always over 5
 """
 
 import atexit
+import gc
 import json
 import os
 import random
 import sys
+import weakref
 from collections import deque
 from contextlib import closing
 from itertools import islice
@@ -260,15 +262,32 @@ def on_gpu(monkeypatch):
     return sampler
 
 
-@pytest.mark.parametrize("error", [None, FULL])
-def test_a_sleeping_engine_is_woken_before_it_ends(on_gpu, error):
-    """Without room to wake up, the engine still ends."""
-    on_gpu.llm.wake_up.side_effect = error
+class Pool:
+    """One of vLLM's, or its allocator: something that must not end before the process."""
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    """Weak references to a sleeping engine's pools, which end with it."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    parts = [Pool() for _ in range(4)]
+    of_engine = Mock(allocator_and_pools={"weights": [parts[:2]], "kv_cache": [parts[2:]]})
+    monkeypatch.setattr(CuMemAllocator, "get_instance", lambda: of_engine)
+    return of_engine.allocator_and_pools, [weakref.ref(part) for part in parts]
+
+
+def test_nothing_is_woken_in_order_to_end(on_gpu, pools):
+    """There may be no room; and what is asleep is not released a second time."""
+    held, references = pools
+    on_gpu.llm.llm_engine.engine_core.shutdown.side_effect = held.clear
     on_gpu.close()
-    assert on_gpu.llm.mock_calls == [call.wake_up(), call.llm_engine.engine_core.shutdown()]
+    assert on_gpu.llm.mock_calls == [call.llm_engine.engine_core.shutdown()]
+    gc.collect()
+    assert not held and all(reference() for reference in references)
 
 
-def test_a_rank_that_fails_does_not_wait_for_the_others(on_gpu, monkeypatch):
+def test_a_rank_that_fails_does_not_wait_for_the_others(on_gpu, pools, monkeypatch):
     """It would, in NCCL, at the end of the process group; without one, its error has no rank."""
     at_the_end = Mock()
     monkeypatch.setattr(atexit, "register", at_the_end)
