@@ -32,6 +32,7 @@ from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Pool, Step, Turn
+from paw_min.envs.prompting import as_listed
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response, Sampler
 from paw_min.rows import Episode, Transition
@@ -222,7 +223,8 @@ class _Player:
         # A malformed response is executed as far as it can be read, and its `valid` = False brings
         # the penalty. Where the template has opened <think> in the prompt, the parser gets it, too.
         opened = self.policy.opened_thought if "</think>" in seat.text else ""
-        seat.command = self.benchmark.parse(opened + seat.text)
+        text, valid = self.benchmark.parse(opened + seat.text)
+        seat.command = Command(as_listed(text, seat.context.admissible), valid)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 

@@ -29,7 +29,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from queue import SimpleQueue
@@ -111,7 +111,8 @@ class EnvPool:
             deadline = time.monotonic() + timeout
         if self._local and not self._ready:
             request = self._local.popleft()
-            *_, result = _serve(self._envs, self._make_env, request)
+            with _kept_torch():
+                *_, result = _serve(self._envs, self._make_env, request)
             self._on_result(request.slot, result)
         while not self._ready and self._busy():
             # Wait first, compare afterwards: with timeout=0, answers that are already there count.
@@ -297,24 +298,54 @@ def _serve(envs: dict[int, Environment], make_env: Callable[[], Environment],
     if request.slot not in envs:
         try:
             envs[request.slot] = make_env()
+        except KeyboardInterrupt:
+            raise
         except OSError as error:  # usually: $TMPDIR is full
             yield UserError(f"No environment can be created ({error}): free space in the folder "
                             "for temporary files, or set TMPDIR.")
             return
-        except Exception:  # whatever make_env raises
+        except BaseException:  # whatever make_env raises
             yield RuntimeError("make_env failed, so no episode can be played:\n"
                                f"{traceback.format_exc()}")
             return
         yield LOADED
     try:
         answer = plain_step(getattr(envs[request.slot], request.method)(request.argument))
-    except (Exception, SystemExit) as error:  # It ends one episode, and is reported by name.
-        reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # It ends one episode, also if it is a panic of a Rust library.
+        reason = _reason(error)
         # The line is for the author of an environment: KeyError: 'x' alone does not name it.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
         answer = _failed_step(f"{type(error).__name__}: {reason} ({place})")
     yield answer
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, on one line, whatever a server has sent."""
+    try:
+        text = " ".join(str(error).split())[:300]
+    except BaseException:  # Its __str__ is foreign code, too.
+        return "an error whose text cannot be printed"
+    return text.encode(errors="backslashreplace").decode()  # half of a surrogate pair
+
+
+@contextmanager
+def _kept_torch():
+    """An environment in this process may use torch for itself: what it sets is undone."""
+    import torch  # The trainer has it. Workers, which start faster without, never get here.
+
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    strict = torch.are_deterministic_algorithms_enabled()
+    # Their exits restore what the environment has set, too.
+    with (torch.inference_mode(torch.is_inference_mode_enabled()),
+          torch.set_grad_enabled(torch.is_grad_enabled())):
+        yield
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(strict)
+    if torch.get_default_device() != device:
+        torch.set_default_device(None)
 
 
 def _failed_step(reason: str) -> Step:

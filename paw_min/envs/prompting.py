@@ -1,11 +1,14 @@
 """What the prompts of ALFWorld and WebShop share: the numbered history and the tag parser.
 
+And how a text of an environment is found that a model has written: tokenizers change Unicode.
+
 A prompt is one user message, rendered anew in every step from the task, the last `history_length`
 (observation, command) pairs, the current observation and the admissible commands. Earlier messages
 are never concatenated. Source: verl-agent, which PaW builds on.
 """
 
 import re
+import unicodedata
 
 from paw_min.envs.interface import Command, Context, recent
 
@@ -44,3 +47,20 @@ def parse_action(response: str, tail: int) -> Command:
     has_thought = "<think>" in response and "</think>" in response
     is_chinese = re.search("[\u4e00-\u9fff]", response) is not None
     return Command(command, valid=bool(command) and has_thought and not is_chinese)
+
+
+def composed(text: str) -> str:
+    """The text in NFC: an accented letter is one character."""
+    return unicodedata.normalize("NFC", text)
+
+
+def forms(text: str) -> set[str]:
+    """The text as tokenizers can write it: in NFC, as those of Qwen, or in NFKC."""
+    return {composed(text), unicodedata.normalize("NFKC", text)}
+
+
+def as_listed(command: str, listed: list[str]) -> str:
+    """The command as the environment lists it; one that is not listed stays as it is."""
+    if command in listed:
+        return command
+    return next((other for other in listed if composed(command) in forms(other)), command)

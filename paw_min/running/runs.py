@@ -51,7 +51,8 @@ class Run:
 
     def __init__(self, cfg: Config):
         self.cfg = cfg
-        self.folder = Path(cfg.out) / cfg.name
+        # An environment in this process may change the current folder.
+        self.folder = (Path(cfg.out) / cfg.name).absolute()
         self.tracker = None
         if distributed.rank() > 0:
             return

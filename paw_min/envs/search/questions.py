@@ -1,7 +1,7 @@
 """Questions of search QA: reading the published files, and exact match.
 
 Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is not Beyoncé.
-Deviation: there, "The", "A", "+" and "!!!" are empty texts, which match each other and an empty
+Deviations: an answer may be in any form of Unicode, of which a tokenizer writes one. And there, "The", "A", "+" and "!!!" are empty texts, which match each other and an empty
 answer. Here, articles and punctuation stay where nothing else is left, and an empty text matches
 nothing.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paw_min.base.files import damaged, expanded, parse_json
+from paw_min.envs.prompting import composed, forms
 
 # Columns read from parquet files. `prompt`, the largest, is not needed: prompts.py makes prompts.
 COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")
@@ -127,5 +128,6 @@ def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
 
     None and a text that is empty after normalization equal nothing.
     """
-    normalized = normalize(prediction or "")
-    return bool(normalized) and normalized in {normalize(answer) for answer in answers}
+    normalized = normalize(composed(prediction or ""))
+    known = {normalize(form) for answer in answers for form in forms(answer)}
+    return bool(normalized) and normalized in known

@@ -24,6 +24,7 @@ import random
 from numbers import Integral
 from typing import NamedTuple
 
+from paw_min.envs.prompting import as_listed
 from paw_min.envs.webshop.shop import Shop
 
 PAGE_SIZE = 10  # products per page of results
@@ -62,7 +63,7 @@ def clicked(action: str, clickables: list[str]) -> str | None:
     The official code excludes "search": the button of the start page does nothing.
     """
     name, argument = read_action(action)
-    argument = argument.lower()
+    argument = as_listed(argument.lower(), clickables)
     if name != "click" or argument not in clickables or argument == "search":
         return None
     return argument
