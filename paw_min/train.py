@@ -21,6 +21,7 @@ an uninterrupted run.
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from paw_min import update
 from paw_min.base import console, distributed
@@ -102,14 +103,14 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
                 draw([s.run.folder])
         if distributed.rank() == 0:
             draw([s.run.folder])
-            console.report(s.run.folder, read_metrics(s.run.folder))
+            console.report(Path(cfg.out) / cfg.name, read_metrics(s.run.folder))
 
 
 def print_start(cfg: Config, s: Session) -> None:
     """Print what is trained on which data, and the lines that a resumed run has so far."""
     ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
     console.say(
-        f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
+        f"run {Path(cfg.out) / cfg.name}: {s.policy.model.num_parameters():,} parameters on "
         f"{s.policy.device}{ranks}, {count_tasks(cfg, s.tasks)}"
     )
     if 0 < s.done < cfg.updates:
@@ -126,6 +127,8 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
         # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
         played = collect(cfg, s, k)
         episodes = unbroken(played)
+        if k == s.done + 1:
+            compare_groups(episodes)
         rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
 
     # Check before training that the sampler used the current weights.
@@ -183,6 +186,17 @@ def unbroken(played: Rollout) -> list[Episode]:
     if not episodes:
         raise UserError("every episode of the rollout failed; the reasons are printed above.")
     return episodes
+
+
+def compare_groups(episodes: list[Episode]) -> None:
+    """Say so if the members of a group began differently: their returns cannot be compared."""
+    begins = {}  # group -> what its members were shown first
+    for episode in episodes:
+        shown = [transition.observation for transition in episode.transitions[:1]]
+        begins.setdefault(episode.group, set()).update(shown)
+    if other := sum(len(seen) > 1 for seen in begins.values()):
+        console.say(f"warning: in {other} of {len(begins)} groups, the first observations differ; "
+                    "`reset` must give the same room for the same task")
 
 
 def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:

@@ -24,9 +24,9 @@ from paw_min.base.errors import UserError, masked
 from paw_min.base.files import is_url
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
-from paw_min.envs.interface import Pool, Tasks
+from paw_min.envs.interface import Context, Pool, Tasks
 from paw_min.model import lora, vllm_sampler
-from paw_min.model.chat import turn_text
+from paw_min.model.chat import ChatTokenizer, turn_text
 from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.loading import load_policy, load_tokenizer
 from paw_min.model.policy import Policy
@@ -38,6 +38,7 @@ from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel
 
+FIRST_PROMPTS = 20  # most of them that tell whether a stand-in knows the words of other data
 PANEL_SLOTS = 128  # most slots of the pool that serve the panel
 WEIGHT_DECAY = 0.01  # AdamW's; verl-agent
 
@@ -196,9 +197,30 @@ def find_tasks(cfg: Config) -> Tasks:
         if not tasks.held_out:
             raise ValueError("the held-out split has no tasks: choose another --eval-split, or "
                              "data that has some.")
-        return replace(tasks, held_out=panel(tasks.held_out, cfg.eval_tasks))
+        tasks = replace(tasks, held_out=panel(tasks.held_out, cfg.eval_tasks))
+        if cfg.data and not cfg.model:
+            count_unknown_words(cfg, tasks)
+        return tasks
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
+
+
+def count_unknown_words(cfg: Config, tasks: Tasks) -> None:
+    """Say how many words of other data than its own a stand-in model does not know."""
+    chat = ChatTokenizer(load_tokenizer(start_model(cfg)))
+    render = BENCHMARKS[cfg.env].prompts[cfg.prompt]
+    ids = []
+    with closing(tasks.make_pool(1)) as pool:
+        for task in tasks.held_out[:FIRST_PROMPTS]:
+            pool.reset(0, task)
+            step = pool.recv().step
+            if step.failed:
+                raise UserError(step.failed)
+            context = Context(step.task, step.observation, step.admissible)
+            ids += chat.encode_chat(render(context, 0))
+    if unknown := ids.count(chat.tokenizer.unk_token_id):
+        say(f"the stand-in model reads {unknown} of {len(ids)} words of first prompts as <unk>, "
+            f"because {masked(cfg.data)} is not its world: add --model, or omit --data")
 
 
 def count_tasks(cfg: Config, tasks: Tasks) -> str:

@@ -3,6 +3,7 @@
 The toy environment's observation is its task, the number of steps and all commands so far.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -49,10 +50,8 @@ class Toy:
             os.kill(os.getpid(), signal.SIGKILL)
         if command == "hang":
             time.sleep(600)
-        if command == "raise":
-            raise KeyError("val1")
-        if command == "exit":
-            raise SystemExit("Undeclared predicate")
+        if command in RAISED:
+            raise RAISED[command]
         self.commands.append(command)
         observation = f"{self.task}: {len(self.commands)} {' '.join(self.commands)}"
         won = command == "win"
@@ -125,9 +124,30 @@ def test_large_messages_do_not_block():
         assert all(len(steps[slot].observation) > 200_000 for slot in range(8))
 
 
+class PanicException(BaseException):
+    """As those of Rust libraries (pyo3)."""
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise PanicException("no text")
+
+
+RAISED = {
+    "raise": KeyError("val1"), "exit": SystemExit("Undeclared predicate"),
+    "cancel": asyncio.CancelledError(), "panic": PanicException("index out of bounds"),
+    "leave": GeneratorExit(), "silent": Silent(), "half": ValueError("a \ud800\n b"),
+    "pipe": BrokenPipeError(),
+}
+
+
 @pytest.mark.parametrize("workers, command, reason", [
     (0, "raise", "KeyError: 'val1' (test_pool.py:"),
     (2, "exit", "SystemExit: Undeclared predicate (test_pool.py:"),
+    (0, "cancel", "CancelledError: "), (0, "panic", "PanicException: index out of bounds ("),
+    (2, "panic", "PanicException: index out of bounds ("), (0, "leave", "GeneratorExit: "),
+    (0, "silent", "Silent: an error whose text cannot be printed ("), (2, "silent", "Silent: an "),
+    (0, "half", "ValueError: a \\ud800 b ("), (0, "pipe", "BrokenPipeError: "),
 ])
 def test_an_exception_costs_one_episode(workers, command, reason, caplog):
     with EnvPool(Toy, 3, workers) as pool:
@@ -144,6 +164,14 @@ def test_an_exception_costs_one_episode(workers, command, reason, caplog):
         new, corrupt = reset(pool, ["e", "corrupt"])
         assert_playing(new, "start of e")
         assert_failed(corrupt, "reset 'corrupt': ValueError: this game is broken")
+
+
+def test_ctrl_c_in_an_environment_ends_the_run(monkeypatch):
+    monkeypatch.setitem(RAISED, "interrupt", KeyboardInterrupt())
+    with EnvPool(Toy, 1) as pool:
+        reset(pool, "a")
+        with pytest.raises(KeyboardInterrupt):
+            step(pool, {0: "interrupt"})
 
 
 class Odd:

@@ -21,7 +21,7 @@ from paw_min.envs.webshop import files as shop_files
 from paw_min.envs.webshop import reward as shop_reward
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
-from paw_min.envs.webshop.pages import read_action
+from paw_min.envs.webshop.pages import clicked, read_action
 from tests.shops import annotation, product
 
 DATA = Path(__file__).parents[1] / "data" / "webshop"
@@ -117,6 +117,14 @@ def test_actions_are_those_of_the_official_regex():
         match = re.match(r"(.+)\[(.+)\]", text)
         assert read_action(text) == (match.groups() if match else ("", "")), text
     assert read_action("search[" * 100_000).name == ""  # the regex takes hours
+
+
+def test_an_option_is_clicked_as_a_tokenizer_can_write_it():
+    options = ["cafe\u0301", "\uff08\u00bd\uff09", "(1\u20442) cup"]
+    for written, option in (("caf\u00e9", 0), ("cafe\u0301", 0), ("\uff08\u00bd\uff09", 1),
+                            ("(1\u20442)", 1), ("cafe", None)):
+        found = clicked(f"click[{written}]", options)
+        assert found == (None if option is None else options[option])
 
 
 def test_search_forms(tmp_path):

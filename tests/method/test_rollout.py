@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,7 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Step
+from paw_min.envs.interface import Command, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.rollout import rollout
 from paw_min.toy import standins
@@ -102,6 +103,27 @@ def test_rows():
                                                  "| go to shelf 1")
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(ids)
+
+
+class Accented(Countdown):
+    """Its commands are in NFD, which a tokenizer in NFC cannot write."""
+
+    asked = []
+
+    def step(self, command):
+        self.asked.append(command)
+        return super().step(command)
+
+    def answer(self, observation, **outcome):
+        return replace(super().answer(observation, **outcome), admissible=["go to cafe\u0301"])
+
+
+def test_a_command_is_sent_as_the_environment_lists_it():
+    parse = Mock(return_value=Command("go to caf\u00e9", True))
+    benchmark = replace(BENCHMARKS["alfworld"], parse=parse)
+    _, _, (episode,), _ = play(["2"], make_env=Accented, benchmark=benchmark)
+    assert set(Accented.asked) == {"go to cafe\u0301"} and episode.won
+    assert episode.transitions[0].command == "go to cafe\u0301" and episode.transitions[0].valid
 
 
 def test_no_observation_writes_control_tokens():

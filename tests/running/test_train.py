@@ -5,13 +5,14 @@ The model is random and tiny, the games are the generated ones: nothing here is 
 
 import json
 import multiprocessing
+import os
 import runpy
 import shutil
 import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -25,7 +26,8 @@ from paw_min import cli, train
 from paw_min.base import console
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.alfworld import list_games
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.benchmarks import presets_of
 from paw_min.running import plan, plot, runs, session
 from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
@@ -76,6 +78,65 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     assert "\nresumed after update 3; the lines up to there ran before\n" in out
     assert "nothing is trained" not in out
     assert runs.read_metrics(folder)[:4] == lines
+
+
+def meddle(folder: Path) -> None:
+    """What an environment with a model of its own may do."""
+    os.chdir(folder)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(True)
+    meddle.mode = torch.inference_mode()
+    meddle.mode.__enter__()
+
+
+def test_what_an_environment_sets_in_our_process_changes_nothing(config, tmp_path, monkeypatch):
+    train.train(config(updates=1, name="plain"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for method in ("reset", "step"):
+        def meddling(env, text, own=getattr(AlfworldEnv, method)):
+            meddle(tmp_path / "elsewhere")
+            return own(env, text)
+
+        monkeypatch.setattr(AlfworldEnv, method, meddling)
+    train.train(config(updates=1, name="r", out="runs"))
+    assert Path.cwd().name == "elsewhere"
+    assert numbers(tmp_path / "runs" / "r") == numbers(tmp_path / "plain")
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled() and torch.zeros(1).device.type == "cpu"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_members_of_a_group_that_see_other_rooms_are_named(
+    seeded, config, tmp_path, monkeypatch, capsys
+):
+    def reset(env, task, own=AlfworldEnv.reset, other=iter("abcdefgh")):
+        step = own(env, task)
+        return step if seeded else replace(step, observation=step.observation + next(other))
+
+    monkeypatch.setattr(AlfworldEnv, "reset", reset)
+    train.train(config(updates=1, eval_tasks=1))
+    said = capsys.readouterr().out
+    assert said.count("in 2 of 2 groups, the first observations differ") == (not seeded)
+
+
+@pytest.mark.parametrize("word, unknown", [("town", False), ("zyzzyva", True)])
+def test_a_stand_in_with_other_data_says_how_many_words_it_does_not_know(
+    word, unknown, tmp_path, capsys
+):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        rows = [json.dumps({"question": f"{word} ?", "golden_answers": ["a"]})] * 3
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(rows))
+    corpus = {"id": "0", "contents": '"a"\nb'}
+    (tmp_path / "data" / "corpus.jsonl").write_text(json.dumps(corpus))
+    words = ["--data", str(tmp_path / "data"), "--groups", "2", "--dry-run"]
+    cfg, _ = cli.parse_args("search", presets_of("search"), "", words)
+    plan.dry_run(cfg)
+    assert ("as <unk>" in capsys.readouterr().out) == unknown
 
 
 def train_in_child(cfg):

@@ -1,9 +1,9 @@
 """Questions of search QA: reading the published files, and exact match.
 
 Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is not Beyoncé.
-Deviations: an answer may be in any form of Unicode, of which a tokenizer writes one. And there, "The", "A", "+" and "!!!" are empty texts, which match each other and an empty
+Deviations: there, "The", "A", "+" and "!!!" are empty texts, which match each other and an empty
 answer. Here, articles and punctuation stay where nothing else is left, and an empty text matches
-nothing.
+nothing. And an answer may be in any form of Unicode, of which a tokenizer writes one.
 """
 
 import re
