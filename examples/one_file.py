@@ -179,9 +179,8 @@ class Model(nn.Module):
         self.token = nn.Embedding(len(words), size.width)
         # A row has at most 16 words.
         self.position = nn.Embedding(16, size.width)
-        # Small as in GPT-2, so that names differ by what is learned about them. With PyTorch's
-        # standard deviation of 1, they start too different to become alike, and PaW gained nothing
-        # in two runs.
+        # Small as in GPT-2 (PyTorch's standard deviation is 1), so that names differ by what is
+        # learned about them.
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position.weight, std=0.02)
         blocks = [Block(size.width, size.heads) for _ in range(size.layers)]
