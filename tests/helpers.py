@@ -1,7 +1,7 @@
 """What several test files share: settings of runs, policies, a fixed rollout, samplers.
 
 Fixtures are in conftest.py. Modules for one topic: pools.py, retrieval.py, http_server.py,
-dist_jobs.py, model_kinds.py.
+dist_jobs.py, model_kinds.py, shops.py.
 """
 
 import json

@@ -99,7 +99,8 @@ def test_a_terminal_without_all_characters():
     ("hidden", "data/hidden/2"), ("locks", "data/locks"), ("boxes", "data/boxes"),
 ])
 @pytest.mark.parametrize("flags, end", [
-    ("--updates abc", "1"), ("--rho 2", "error: --rho 2.0 is out of range"), ("--dry-run", "0"),
+    ("--prompt paper", "error: --prompt paper is unknown: "), ("--updates abc", "1"),
+    ("--rho 2", "error: --rho 2.0 is out of range"), ("--dry-run", "0"),
     ("--model /nonexistent", "error: the folder /nonexistent does not"),
     ("--data bogus", "error: --data bogus"), ("--sampler vllm", "error: --sampler vllm needs vllm"),
 ])
