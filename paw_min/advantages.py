@@ -1,4 +1,4 @@
-"""How much better was a response than its group? The advantage A_i of Eq. 1, as pure functions.
+"""The advantage A_i of Eq. 1: how much better a response was than its group. Pure functions.
 
 A row is one environment step. Its response gets one number, shared by all its tokens (PPO: one per
 token). PaW does not define A: it keeps that of the RL algorithm to which it is added.
@@ -13,10 +13,10 @@ token). PaW does not define A: it keeps that of the RL algorithm to which it is 
 from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
 Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
-invalid_penalty. A^E is GRPO's advantage. A^S compares step returns of rows in the same state;
-update.row_advantages gives them to penalized() first. delta_k = r_k + gamma * V_{k+1} - V_k, with
-the critic's values V. In PPO, k runs over the tokens of one response: the last one is rewarded with
-s_i, and nothing follows.
+invalid_penalty. A^E is GRPO's advantage. A^S is the same formula on step returns, among the rows of
+a group that acted in the same state. delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's
+values V. In PPO, k runs over the tokens of one response: the last one is rewarded with s_i, and
+nothing follows. update.row_advantages calls these functions, PPO's is called by ppo.py.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
 *rows*, so long trajectories weigh more. In GRPO and RLOO, over="trajectories" counts each
@@ -30,14 +30,13 @@ equal scores is off by about 1e-6, and divided by eps = 1e-6 this would be an ad
 
 Differs from verl-agent: a group with a single counted row gets 0, because there is nothing to
 compare it with (there, it gets its raw score), and so does a group with a single trajectory
-(compared). And a group of equal scores is not divided by eps (Relative.standardized).
+(compared). And a group of equal scores is not divided by eps (grpo).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,15 +55,6 @@ def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
     return values - penalty * (1.0 - valid.to(values.dtype))
 
 
-def discounted_returns(rewards: Tensor, trajectory: Labels, gamma: float) -> Tensor:
-    """G_t = r_t + gamma * G_{t+1} within each trajectory (GiGPO Eq. 5) -> (N,).
-
-    rewards: (N,) environment rewards, without penalties. The rows of a trajectory must be in time
-    order; rows of different trajectories may be interleaved.
-    """
-    return gae(rewards, torch.zeros_like(rewards), trajectory, gamma=gamma, lam=1.0)
-
-
 def grpo(
     scores: Tensor, group: Labels, trajectory: Labels | None = None, *, over: str = "rows"
 ) -> Tensor:
@@ -74,7 +64,15 @@ def grpo(
     over: "rows" computes the statistics over all rows of the group; "trajectories" over the first
         row of each trajectory (with that row's penalty, if it has one).
     """
-    return relative(scores, group, trajectory, over).standardized().to(float_type(scores))
+
+    def formula(s: Tensor, counted: Tensor) -> Tensor:  # scores of one group; those that count
+        mean, std = counted.mean(), counted.std()
+        # Where all counted scores are equal, s - mean is 0, whatever divides it. But with
+        # over="trajectories", a row that is not counted may have a penalty of its own: divided by
+        # eps, 0.1 would be an advantage of -1e5.
+        return s - mean if std < ROUNDING else (s - mean) / (std + EPS)
+
+    return in_each_group(formula, scores, group, trajectory, over)
 
 
 def rloo(
@@ -83,43 +81,15 @@ def rloo(
     """n / (n - 1) * (s_i - mean_g), with n counted rows (or trajectories) in the group -> (N,).
 
     Over rows: s_i minus the mean of the group's other rows, those of its own trajectory included.
-    Over trajectories it is leave-one-out, but for rows whose penalty is not that of the first row
-    of their trajectory, the one that counts.
+    Over trajectories it is leave-one-out, except for rows whose penalty is not that of the first
+    row of their trajectory, the one that counts.
     """
-    found = relative(scores, group, trajectory, over)
-    factor = found.n / (found.n - 1).clamp(min=1)
-    return found.centered.to(float_type(scores)) * factor.to(float_type(scores))
 
+    def formula(s: Tensor, counted: Tensor) -> Tensor:
+        n = len(counted)
+        return n / (n - 1) * (s - counted.mean())
 
-def compared(advantage: Tensor, group: Labels, trajectory: Labels) -> Tensor:
-    """The advantage, and 0 in groups with a single trajectory -> (N,).
-
-    If broken environments leave a group one episode, its rows could only be compared with each
-    other.
-    """
-    n_trajectories = relative(advantage, group, trajectory, over="trajectories").n
-    return advantage.masked_fill(n_trajectories == 1, 0.0)
-
-
-def gae(rewards: Tensor, values: Tensor, trajectory: Labels, *, gamma: float, lam: float) -> Tensor:
-    """Generalized advantage estimates -> (M,); the returns that a critic fits are these + values.
-
-    delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
-    end of a trajectory. rewards, values: (M,), in time order within each trajectory. In
-    verl-agent (and ppo.py) an entry is a token, and each response is its own trajectory.
-    """
-    label = numbered(trajectory)
-    reward = rewards.double().tolist()
-    value = values.double().tolist()
-    result = [0.0] * len(label)
-    next_value = defaultdict(float)  # trajectory -> V_{k+1}; 0 after its end
-    next_advantage = defaultdict(float)  # trajectory -> A_{k+1}
-    for k in reversed(range(len(label))):
-        delta = reward[k] + gamma * next_value[label[k]] - value[k]
-        result[k] = delta + gamma * lam * next_advantage[label[k]]
-        next_value[label[k]] = value[k]
-        next_advantage[label[k]] = result[k]
-    return torch.tensor(result, dtype=float_type(values), device=values.device)
+    return in_each_group(formula, scores, group, trajectory, over)
 
 
 def gigpo(
@@ -131,58 +101,91 @@ def gigpo(
     anchor: the environment state that each row acted in, such as its observation o_t. Rows of a
         group with equal anchors form a step group, across trajectories and across time.
     """
-    groups = numbered(group)
-    states = numbered(anchor)
-    step = relative(step_returns, list(zip(groups, states))).standardized()  # A^S
-    return grpo(scores, groups) + weight * step.to(float_type(step_returns))  # A^E + omega A^S
+    # The same text in two groups is two states: their tasks differ.
+    state = list(zip(as_list(group), as_list(anchor), strict=True))
+    return grpo(scores, group) + weight * grpo(step_returns, state)  # A^E + omega A^S
 
 
-class Relative(NamedTuple):
-    """Each value compared with the counted values of its label: float64, (N,) each."""
+def in_each_group(
+    formula: Callable[[Tensor, Tensor], Tensor], scores: Tensor, group: Labels,
+    trajectory: Labels | None, over: str,
+) -> Tensor:
+    """formula(s, counted) of each group -> (N,).
 
-    centered: Tensor  # value - mean; 0 where one value counts: nothing to compare it with
-    n: Tensor  # how many count
-    std: Tensor  # unbiased; 0 of a single value
-
-    def standardized(self) -> Tensor:
-        """centered / (std + eps), without the division where there is no spread -> (N,)."""
-        # Where all counted scores are equal, their centered values are 0, whatever divides them.
-        # But with over="trajectories", a row that is not counted may have a penalty of its own:
-        # divided by eps, 0.1 would be an advantage of -1e5.
-        return self.centered / (self.std + EPS).masked_fill(self.std < ROUNDING, 1.0)
-
-
-def relative(
-    values: Tensor, label: Labels, trajectory: Labels | None = None, over: str = "rows"
-) -> Relative:
-    """Compare each value with the counted ones of its label: all rows, or one per trajectory."""
+    s: (n,) scores of the group's rows. counted: those that its statistics run over. A group in
+    which only one counts has nothing to compare, and gets 0.
+    """
     if over not in ("rows", "trajectories"):
         raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
-    values = values.double()
-    counts = torch.ones_like(values)  # (N,) 1 or 0
+    counts = set(range(len(scores)))  # rows
     if over == "trajectories":
-        first = {}  # trajectory -> its first row
-        for i, tau in enumerate(numbered(trajectory)):
-            first.setdefault(tau, i)
-        counts.zero_()[list(first.values())] = 1.0
-    of = torch.tensor(numbered(label), device=values.device)  # (N,)
-    zeros = values.new_zeros(int(of.max()) + 1)  # (L,), one per label
-
-    def total(x: Tensor) -> Tensor:  # (N,) -> (N,), of the label of each row
-        return zeros.index_add(0, of, counts * x)[of]
-
-    n = total(torch.ones_like(values))
-    centered = (values - total(values) / n).masked_fill(n == 1, 0.0)
-    std = (total(centered.square()) / (n - 1).clamp(min=1)).sqrt()
-    return Relative(centered, n, std)
+        counts = {rows[0] for rows in rows_of(trajectory).values()}
+    exact = scores.double()
+    result = torch.zeros_like(exact)  # (N,)
+    for rows in rows_of(group).values():
+        counted = [i for i in rows if i in counts]
+        if len(counted) > 1:
+            result[rows] = formula(exact[rows], exact[counted])
+    return result.to(float_type(scores))
 
 
-def numbered(labels: Labels) -> list[int]:
-    """Labels as numbers from 0, in the order in which they occur first."""
-    if isinstance(labels, Tensor):
-        labels = labels.tolist()  # As keys, two tensors of the same number differ.
-    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-    return [number[label] for label in labels]
+def compared(advantage: Tensor, group: Labels, trajectory: Labels) -> Tensor:
+    """The advantage, and 0 in groups with a single trajectory -> (N,).
+
+    If broken environments leave a group one episode, its rows could only be compared with each
+    other.
+    """
+    result = advantage.clone()
+    label = as_list(trajectory)
+    for rows in rows_of(group).values():
+        if len({label[i] for i in rows}) == 1:
+            result[rows] = 0.0
+    return result
+
+
+def discounted_returns(rewards: Tensor, trajectory: Labels, gamma: float) -> Tensor:
+    """G_t = r_t + gamma * G_{t+1} within each trajectory (GiGPO Eq. 5) -> (N,).
+
+    rewards: (N,) environment rewards, without penalties. The rows of a trajectory must be in time
+    order; rows of different trajectories may be interleaved.
+    """
+    result = rewards.double().tolist()
+    for rows in rows_of(trajectory).values():
+        for t, later in reversed(list(zip(rows, rows[1:]))):  # from the end
+            result[t] += gamma * result[later]
+    return torch.tensor(result, dtype=float_type(rewards), device=rewards.device)
+
+
+def gae(rewards: Tensor, values: Tensor, trajectory: Labels, *, gamma: float, lam: float) -> Tensor:
+    """Generalized advantage estimates -> (M,); the returns that a critic fits are these + values.
+
+    delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
+    end of a trajectory. rewards, values: (M,), in time order within each trajectory. In
+    verl-agent (and ppo.py) an entry is a token, and each response is its own trajectory.
+    """
+    r = rewards.double().tolist()
+    v = values.double().tolist()
+    result = [0.0] * len(v)
+    for entries in rows_of(trajectory).values():
+        next_v = next_a = 0.0  # V_{k+1} and A_{k+1}, after the end
+        for k in reversed(entries):
+            delta = r[k] + gamma * next_v - v[k]
+            result[k] = delta + gamma * lam * next_a
+            next_v, next_a = v[k], result[k]
+    return torch.tensor(result, dtype=float_type(values), device=values.device)
+
+
+def rows_of(labels: Labels) -> dict[Hashable, list[int]]:
+    """{label: its rows, in order}"""
+    rows = defaultdict(list)
+    for i, label in enumerate(as_list(labels)):
+        rows[label].append(i)
+    return rows
+
+
+def as_list(labels: Labels) -> list[Hashable]:
+    """Labels as keys of a dictionary, where two tensors of the same number would differ."""
+    return labels.tolist() if isinstance(labels, Tensor) else list(labels)
 
 
 def float_type(values: Tensor) -> torch.dtype:
