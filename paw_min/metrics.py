@@ -32,10 +32,10 @@ def mean(values: list) -> float:
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Store the wall time of this block as seconds[name]."""
+    """Add the wall time of this block to seconds[name]."""
     began = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - began
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 def peak_memory(device: torch.device, released: int) -> float:

@@ -1,9 +1,12 @@
-"""How are many episodes played at once? Line 2 of Algorithm 1, and evaluation.
+"""Rollouts: how an episode is played, and many at once. Line 2 of Algorithm 1, and evaluation.
 
-`rollout` takes tasks, a policy, its sampler and a pool of environments, and plays as many episodes
-at a time as the pool has environments. It returns all of them, even those whose environment broke
-(`episode.failed`): the caller leaves these out, since their return is unknown. It is called within
-`sampler.sync(policy)`, so that the sampler has the current weights.
+    rollout         tasks -> episodes and metrics, over all ranks
+    Player.life     the life of one episode, from its reset to its end
+    Player.play     many episodes at once, as many as the pool has environments
+
+`rollout` returns all episodes, even those whose environment broke (`episode.failed`): the caller
+leaves these out, since their return is unknown. It is called within `sampler.sync(policy)`, so that
+the sampler has the current weights.
 
 Each environment step becomes one transition (h_t, a_t, r_t, o_{t+1}). The last step of an episode
 also gives one: its observation appears in no later prompt, but the world model learns from it. Each
@@ -15,6 +18,11 @@ step; transformers: a batch). A slot of the pool starts its next episode as soon
 ends. With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating
 for all and then stepping all; with fast environments, it makes no difference (research/closed.md).
 
+A life is a generator function. After it has asked an environment or the sampler for something, it
+stops at a `yield`. Python's `next(life)` runs it from its beginning to the first `yield`.
+`life.send(answer)` makes this `yield` return the answer, and runs it to the next one, or to its
+end, where `send` raises StopIteration. In between, other episodes go on.
+
 Each request has a seed of its own, so its tokens do not depend on the requests beside it, up to
 rounding. Where environments run in other processes, or behind a server, the batches depend on
 timing, and so do the last bits of the log-probabilities.
@@ -22,8 +30,10 @@ timing, and so do the last bits of the log-probabilities.
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
 
 from paw_min.base import distributed
 from paw_min.base.console import progress_bar
@@ -33,9 +43,12 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Pool, Step, Turn
 from paw_min.envs.prompting import as_listed
+from paw_min.metrics import timed
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response, Sampler
 from paw_min.rows import Episode, Transition
+
+COUNTS = ("tokens_generated", "prompts_cut", "responses_cut", "obs_tokens_cut")
 
 
 @dataclass
@@ -58,12 +71,10 @@ def rollout(
     """
     began = time.perf_counter()
     mine = _episodes_of_this_rank(tasks, group_size)
+    benchmark = benchmark or BENCHMARKS[cfg.env]
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar, benchmark or BENCHMARKS[cfg.env])
-        while player.seats:
-            # No prompt is waiting, so block until an environment has answered.
-            player.take_answers(wait=True)
-            player.generate(sampler)
+        player = Player(cfg, policy, sampler, pool, benchmark, seed_key, bar, waiting=deque(mine))
+        player.play()
 
     # Fractions of the wall time. While the sampler is idle, we wait for environments, or do our own
     # work: tokenizing, parsing, rows.
@@ -94,9 +105,6 @@ def _episodes_of_this_rank(tasks: Sequence[str], group_size: int) -> list[Episod
     ]
 
 
-COUNTS = ("tokens_generated", "prompts_cut", "responses_cut", "obs_tokens_cut")
-
-
 def _over_ranks(metrics: list[dict[str, float]]) -> dict[str, float]:
     """Counts are summed over the ranks, times and fractions averaged."""
     result = {}
@@ -106,161 +114,76 @@ def _over_ranks(metrics: list[dict[str, float]]) -> dict[str, float]:
     return result
 
 
+def _no_metrics() -> dict[str, float]:
+    return {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
+
+
 @dataclass
-class _Seat:
-    """The episode in a slot of the pool, and its current step."""
+class Player:
+    """One rollout on one rank: what it needs, and its state."""
 
-    episode: Episode
-    context: Context | None = None  # None: the reset is not answered yet
-    prompt_ids: list[int] | None = None
-    response: Response | None = None
-    text: str = ""  # the response, decoded
-    command: Command | None = None
+    cfg: Config
+    policy: Policy
+    sampler: Sampler
+    pool: Pool
+    benchmark: Benchmark  # whose prompts and parser are used
+    seed_key: tuple[int, ...]
+    bar: tqdm  # counts the episodes that have ended
 
-    def transition(self, step: Step, separator_ids: list[int], obs_ids: list[int]) -> Transition:
-        """(h_t, a_t, r_t, o_{t+1}) of the current step, which `step` has answered."""
-        return Transition(
-            prompt_ids=self.prompt_ids,
-            response_ids=self.response.ids,  # sampled ids: decoding may change them
-            separator_ids=separator_ids,
-            obs_ids=obs_ids,
-            response_logps=self.response.logps,
-            reward=step.reward,
-            valid=self.command.valid,
-            observation=self.context.observation,
-            group=self.episode.group,
-            trajectory=self.episode.trajectory,
-            admissible=self.context.admissible,
-            response=self.text,
-            command=self.command.text,
-            next_observation=step.observation,
-        )
+    waiting: deque[Episode]  # not started yet
+    lives: dict[int, Generator] = field(default_factory=dict)  # slot -> life of the episode in it
+    queue: deque[Request] = field(default_factory=deque)  # what the sampler generates next
+    metrics: dict[str, float] = field(default_factory=_no_metrics)
 
-    def advance(self, step: Step) -> None:
-        """Add the current step to the history, and make o_{t+1} the current observation."""
-        context = self.context
-        context.history.append(Turn(context.observation, self.command.text))
-        context.responses.append(self.text)
-        context.observation = step.observation
-        context.admissible = step.admissible
+    # ---- one episode ----
 
-
-class _Player:
-    """The state of one rollout: which episode is in which slot, and the requests to generate.
-
-    The life of a seat, and the data that go in and come out:
-
-        begin         task       -> pool.reset
-        on_answer     Step o_0   -> Context                                        -> request
-        request       Context    -> prompt h_t -> Request                          -> sampler
-        on_response   Response   -> Command a_t                                    -> pool.step
-        on_answer     Step o_t+1 -> Transition (h_t, a_t, r_t, o_t+1), new Context -> request, or
-        end                         the episode is over: begin with the next one
-    """
-
-    def __init__(
-        self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, benchmark: Benchmark
-    ):
-        self.cfg = cfg
-        self.policy = policy
-        self.pool = pool
-        self.seed_key = seed_key
-        self.bar = bar
-        self.benchmark = benchmark
-        self.render = benchmark.prompts[cfg.prompt]
-        self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
-        self.seats: dict[int, _Seat] = {}  # slot -> its episode
-        self.queue: deque[Request] = deque()  # what the sampler generates next
-        self.waiting = deque(episodes)  # episodes not started yet
-        # Fill the pool. From here on, a slot gets its next episode when its own has ended, so that
-        # a short episode does not wait for a long one.
-        for slot in range(pool.n_envs):
-            self.begin(slot)
-
-    def begin(self, slot: int) -> None:
-        """Give a free slot the next episode, if there is one."""
-        if self.waiting:
-            seat = _Seat(self.waiting.popleft())
-            self.seats[slot] = seat
-            self.pool.reset(slot, seat.episode.task)
-
-    def take_answers(self, wait: bool) -> None:
-        """Process all answers that are ready; with `wait`, block until the first arrives."""
-        timeout = None if wait else 0
-        while True:
-            began = time.perf_counter()
-            answer = self.pool.recv(timeout)
-            self.metrics["seconds_env"] += time.perf_counter() - began
-            if answer is None:
-                return
-            self.on_answer(answer.slot, answer.step)
-            # Others may be ready as well: take them all, so that they generate in one batch.
-            timeout = 0
-
-    def generate(self, sampler: Sampler) -> None:
-        """Answer all requests, those that come in meanwhile, too."""
-        # A generator. Each `next` runs one unit of work: one batch (transformers), or one decoding
-        # step of all running sequences (vLLM). Requests that are queued in between join the next
-        # unit. It ends when the queue is empty.
-        cfg = self.cfg
-        generated = sampler.generate(self.queue, cfg.temperature, cfg.max_response_tokens)
-        while True:
-            began = time.perf_counter()
-            finished = next(generated, None)
-            self.metrics["seconds_generate"] += time.perf_counter() - began
-            if finished is None:
-                return
-            for response in finished:
-                self.on_response(response)
-            # Environments that have answered meanwhile join the next unit of work.
-            self.take_answers(wait=False)
-
-    def on_response(self, response: Response) -> None:
-        """Send the command of a finished response to its environment."""
-        seat = self.seats[response.slot]
-        seat.response = response
-        seat.text = self.policy.decode(response.ids)
-        # A malformed response is executed as far as it can be read, and its `valid` = False brings
-        # the penalty. Where the template has opened <think> in the prompt, the parser gets it, too.
-        opened = self.policy.opened_thought if "</think>" in seat.text else ""
-        text, valid = self.benchmark.parse(opened + seat.text)
-        seat.command = Command(as_listed(text, seat.context.admissible), valid)
-        self.metrics["tokens_generated"] += len(response.ids)
-        self.pool.step(response.slot, seat.command.text)
-
-    def on_answer(self, slot: int, step: Step) -> None:
-        """An environment has answered: request the next response, or end the episode."""
-        seat = self.seats[slot]
+    def life(self, slot: int, episode: Episode) -> Generator[None, Step | Response, None]:
+        """Play the episode in this slot; it gets its transitions and its outcome."""
+        self.pool.reset(slot, episode.task)
+        step = yield  # o_0, once the environment has answered
         if step.failed:
-            # The environment broke. Its transitions so far stay in the episode, but train.py leaves
-            # the whole episode out: its return is unknown.
-            seat.episode.failed = step.failed
-            self.end(slot)
-        elif seat.context is None:  # the reset's answer, o_0
-            seat.episode.instruction = step.task
-            seat.episode.task_type = step.task_type
-            seat.context = Context(step.task, step.observation, step.admissible)
-            self.request(slot)
-        else:
-            self.record(seat, step)
-            seat.advance(step)
-            if step.done or len(seat.episode.transitions) == self.cfg.max_turns:
-                self.end(slot)
-            else:
-                self.request(slot)
+            episode.failed = step.failed
+            return
+        episode.instruction = step.task
+        episode.task_type = step.task_type
+        context = Context(step.task, step.observation, step.admissible)
 
-    def end(self, slot: int) -> None:
-        """The episode in this slot is over; the slot gets the next one."""
-        del self.seats[slot]
-        self.bar.update()
-        self.begin(slot)
+        for turn in range(self.cfg.max_turns):
+            prompt_ids = self.prompt_tokens(context)  # h_t
+            # A seed of its own for each response: what is drawn does not depend on which requests
+            # happen to share a batch.
+            seed = request_seed(*self.seed_key, episode.trajectory, turn)
+            self.queue.append(Request(slot, prompt_ids, seed))
+            response = yield  # a_t, once the sampler has answered
+            self.metrics["tokens_generated"] += len(response.ids)
+            text = self.policy.decode(response.ids)
+            command = self.parse(text, context.admissible)
 
-    def request(self, slot: int) -> None:
-        """Queue the request for the next response of a slot."""
-        seat = self.seats[slot]
-        # h_t is one user message, rendered anew in every step. Only the last history_length steps
-        # are shown, so a prompt does not grow with the episode.
-        ids = self.policy.encode_chat(self.render(seat.context, self.cfg.history_length))
+            self.pool.step(slot, command.text)
+            step = yield  # r_t, o_{t+1}
+            if step.failed:
+                # The environment broke. Its transitions so far stay in the episode, but train.py
+                # leaves the whole episode out: its return is unknown.
+                episode.failed = step.failed
+                return
+            self.metrics["responses_cut"] += response.cut
+            episode.transitions.append(
+                self.transition(episode, context, prompt_ids, response, text, command, step)
+            )
+            episode.score = step.score
+            episode.won = step.done and step.won
+            if step.done:
+                return
+            context.history.append(Turn(context.observation, command.text))
+            context.responses.append(text)
+            context.observation = step.observation
+            context.admissible = step.admissible
+
+    def prompt_tokens(self, context: Context) -> list[int]:
+        """h_t: one user message, rendered anew in every step."""
+        # Only the last history_length steps are shown, so a prompt does not grow with the episode.
+        render = self.benchmark.prompts[self.cfg.prompt]
+        ids = self.policy.encode_chat(render(context, self.cfg.history_length))
         limit = self.cfg.max_prompt_tokens
         if len(ids) > limit:
             if not self.benchmark.cut_prompts:
@@ -270,26 +193,104 @@ class _Player:
                 )
             self.metrics["prompts_cut"] += 1
             ids = ids[-limit:]  # loses the beginning, which states the task
-        seat.prompt_ids = ids
-        # A seed of its own for each response: what is drawn does not depend on which requests
-        # happen to share a batch.
-        turn = len(seat.episode.transitions)
-        seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
-        self.queue.append(Request(slot, seat.prompt_ids, seed))
+        return ids
 
-    def record(self, seat: _Seat, step: Step) -> None:
-        """Add (h_t, a_t, r_t, o_{t+1}) to the episode."""
-        # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
-        # world model does not depend on the next prompt.
-        obs_ids = self.policy.encode(step.observation)
+    def parse(self, text: str, admissible: list[str]) -> Command:
+        """The command in a response, written as the environment lists it."""
+        # A malformed response is executed as far as it can be read, and its `valid` = False brings
+        # the penalty. Where the template has opened <think> in the prompt, the parser gets it, too.
+        opened = self.policy.opened_thought if "</think>" in text else ""
+        command, valid = self.benchmark.parse(opened + text)
+        return Command(as_listed(command, admissible), valid)
+
+    def transition(
+        self, episode: Episode, context: Context, prompt_ids: list[int], response: Response,
+        text: str, command: Command, step: Step,
+    ) -> Transition:
+        """(h_t, a_t, r_t, o_{t+1}): context is that of h_t, text the decoded a_t."""
         separator_ids = []
         if self.cfg.wm_separator == "turn":
-            separator_ids = self.policy.separator(seat.response.ids)
-        # The observation is cut here, because rotary models give no error beyond their positions.
-        used = len(seat.prompt_ids) + len(seat.response.ids) + len(separator_ids)
+            separator_ids = self.policy.separator(response.ids)
+        used = len(prompt_ids) + len(response.ids) + len(separator_ids)
+        return Transition(
+            prompt_ids=prompt_ids,
+            response_ids=response.ids,  # sampled ids: decoding may change them
+            separator_ids=separator_ids,
+            obs_ids=self.observation_tokens(step.observation, used),
+            sampler_logp=response.logps,
+            reward=step.reward,
+            valid=command.valid,
+            observation=context.observation,
+            group=episode.group,
+            trajectory=episode.trajectory,
+            admissible=context.admissible,
+            response=text,
+            command=command.text,
+            next_observation=step.observation,
+        )
+
+    def observation_tokens(self, observation: str, used: int) -> list[int]:
+        """o_{t+1}, in a row that has `used` tokens before it."""
+        # It is tokenized alone, not with the prompt that will show it: the target of the world
+        # model does not depend on the next prompt.
+        ids = self.policy.encode(observation)
+        # It is cut here, because rotary models give no error beyond their positions.
         limit = min(self.cfg.max_obs_tokens, max(0, self.policy.positions - used))
-        self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
-        self.metrics["responses_cut"] += seat.response.cut
-        seat.episode.transitions.append(seat.transition(step, separator_ids, obs_ids[:limit]))
-        seat.episode.score = step.score
-        seat.episode.won = step.done and step.won
+        self.metrics["obs_tokens_cut"] += max(0, len(ids) - limit)
+        return ids[:limit]
+
+    # ---- many at once ----
+
+    def play(self) -> None:
+        """Play all waiting episodes, pool.n_envs at a time."""
+        # Fill the pool. From here on, a slot gets its next episode when its own has ended, so that
+        # a short episode does not wait for a long one.
+        for slot in range(self.pool.n_envs):
+            self.begin(slot)
+        while self.lives:
+            # No prompt is waiting, so block until an environment has answered.
+            self.take_answers(timeout=None)
+            self.generate()
+
+    def generate(self) -> None:
+        """Answer all requests, those that come in meanwhile, too."""
+        # A generator. Each `next` runs one unit of work: one batch (transformers), or one decoding
+        # step of all running sequences (vLLM). Requests that are queued in between join the next
+        # unit. It ends when the queue is empty.
+        cfg = self.cfg
+        units = self.sampler.generate(self.queue, cfg.temperature, cfg.max_response_tokens)
+        while True:
+            with timed(self.metrics, "seconds_generate"):
+                finished = next(units, None)  # responses; a unit may finish none of them
+            if finished is None:
+                return
+            for response in finished:
+                self.resume(response.slot, response)
+            # Environments that have answered meanwhile join the next unit of work.
+            self.take_answers(timeout=0)
+
+    def take_answers(self, timeout: float | None) -> None:
+        """Resume all episodes whose environment has answered; None waits for the first answer."""
+        while True:
+            with timed(self.metrics, "seconds_env"):
+                answer = self.pool.recv(timeout)
+            if answer is None:
+                return
+            self.resume(answer.slot, answer.step)
+            # Others may be ready as well: take them all, so that they generate in one batch.
+            timeout = 0
+
+    def begin(self, slot: int) -> None:
+        """Give a free slot the next episode, if there is one."""
+        if self.waiting:
+            self.lives[slot] = self.life(slot, self.waiting.popleft())
+            next(self.lives[slot])  # It asks for its reset.
+
+    def resume(self, slot: int, answer: Step | Response) -> None:
+        """Give an episode what it has waited for; at its end, its slot gets the next one."""
+        try:
+            self.lives[slot].send(answer)
+        except StopIteration:
+            del self.lives[slot]
+            self.bar.update()
+            self.begin(slot)

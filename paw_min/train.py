@@ -1,4 +1,4 @@
-"""What happens in an update, and in which order: the training loop.
+"""The training loop: what happens in an update, and in which order.
 
     evaluate -> [ collect -> check_sync -> prepare -> optimize -> (evaluate) -> log -> (save) ] * n
 
@@ -20,6 +20,7 @@ an uninterrupted run.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,15 +166,17 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     # The episodes of a group play the same task. Only their seeds differ, so that their returns can
     # be compared.
     tasks = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
-    # `sync` loads the current weights into the sampler. At the end of the block, it frees the
-    # sampler's memory.
     seconds = {}
-    with timed(seconds, "all"), s.sampler.sync(s.policy), timed(seconds, "rollout"):
+    with ExitStack() as synced:
+        with timed(seconds, "seconds_sync"):
+            synced.enter_context(s.sampler.sync(s.policy))  # loads the current weights
         played = rollout(
             cfg, s.policy, s.sampler, s.pool, tasks, (cfg.seed, k), cfg.group_size,
             label=f"rollout {k}",
         )
-    played.metrics["seconds_sync"] = seconds["all"] - seconds["rollout"]
+        with timed(seconds, "seconds_sync"):
+            synced.close()  # frees the sampler's memory
+    played.metrics |= seconds
     return played
 
 
