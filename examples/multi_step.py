@@ -21,9 +21,9 @@ from paw_min.config import Config
 from paw_min.metrics import describe_selection
 from paw_min.rows import Rows, TokenRow
 from paw_min.running.session import Session
+from paw_min.select import select_transitions
 from paw_min.targets import cut
 from paw_min.train import paw
-from paw_min.update import select_transitions
 
 STEPS = 2
 ONCE = True

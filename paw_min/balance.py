@@ -1,13 +1,16 @@
-"""How much should a group train the world model? The more it wins, the less: Eq. 10 of PaW.
+"""Balancing: the more a group wins, the less it trains the world model, Eq. 10 of PaW.
 
     lambda_g = 1 - mean return of the group / R_max
 
 From a group that loses all its episodes, group-relative RL learns nothing but the format, but its
 observations still show how the environment responds: lambda_g = 1. A group that wins half of them
-has 0.5. A solved group has 0: it needs no world model. `group_mean_return` takes one return per
-episode, not per row (update.group_lambdas): a mean over rows would count long episodes more. The
-return is the environment's, without format penalties (the paper does not say), so that lambda_g
-lies in [0, 1] for returns in [0, R_max]. Other values are clamped, which the paper does not do.
+has 0.5. A solved group has 0: it needs no world model. The mean is over episodes, not rows: a mean
+over rows would count long episodes more. The return is the environment's, without format penalties
+(the paper does not say), so that lambda_g lies in [0, 1] for returns in [0, R_max]. Other values
+are clamped, which the paper does not do.
+
+update.prepare calls `lambdas_from_rows`; losses.row_weights turns the result into the weights of
+Eq. 11.
 """
 
 from collections import defaultdict
@@ -35,3 +38,18 @@ def group_mean_return(
     for value, label in zip(returns, group, strict=True):
         members[label].append(value)
     return {label: sum(values) / len(values) for label, values in members.items()}
+
+
+def lambdas_from_rows(
+    returns: Sequence[float], trajectory: Sequence[Hashable], group: Sequence[Hashable],
+    r_max: float,
+) -> dict[Hashable, float]:
+    """Eq. 10 of the groups of an update: {group: lambda_g}.
+
+    returns, trajectory, group: one entry per row; all rows of an episode have its return.
+    """
+    # The dictionaries keep one entry per episode.
+    return_of = dict(zip(trajectory, returns, strict=True))
+    group_of = dict(zip(trajectory, group, strict=True))
+    mean_return = group_mean_return(list(return_of.values()), list(group_of.values()))
+    return {g: float(lambda_g(mean, r_max)) for g, mean in mean_return.items()}

@@ -1,4 +1,4 @@
-"""What does a predicted token cost? The observation losses, Eq. 5-8 of PaW.
+"""The observation losses: what a predicted token costs, Eq. 5-8 of PaW.
 
 With p_i = pi(o'_i | h, a, o'_<i) for each token of the next observation o', its loss is
 

@@ -1,22 +1,22 @@
-"""The parts of the joint loss: surrogate, KL, and the row weights of Eq. 11.
+"""The joint loss, Eq. 11 of PaW: its surrogate, its KL term, and the weights of its rows.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
       + wm_scale * mean over all groups g of
                    [lambda_g * mean over S_alpha,g of the world-model loss]
 
-update.loss_terms computes the terms of a micro-batch, and update.optimize adds them up. Surrogate
-and KL are means over the tokens that they are given; loss_terms multiplies them by the
-micro-batch's share of the mini-batch's tokens. "All groups g" are those of the update, even those
-without a selected row.
+"All groups g" are those of the update, even those without a selected row. update.loss_terms
+computes these terms for a micro-batch, and update.optimize adds them up.
 
-The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
-rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,
-and a random mini-batch, scaled by (rows of the update / rows of the mini-batch), estimates it
-without bias at fixed parameters. A selected row of a lost group, with 16 groups and 100 selected
-rows in its own, weighs 1 / 1,600. The RL term is the token mean over the mini-batch, where the
-paper prints a sum over tokens and a mean over groups, and verl-agent averages over micro-batches.
-So at wm_scale = 1, which the paper does not have, the second term is larger beside the first
-(CHOICES.md).
+The second term is computed as a sum over rows, each with a weight (`row_weights`). With 16 groups,
+a selected row of a lost group that has 100 of them weighs 1 / 1,600. A sum may be cut anywhere:
+micro-batches add up to their mini-batch, and a mini-batch of random rows, times (rows of the
+update / rows of the mini-batch), estimates the sum of the whole update without bias, as long as the
+parameters stay the same.
+
+The first term differs from the paper, which prints a sum over tokens and a mean over groups, and
+from verl-agent, which averages over micro-batches. As a mean over tokens it is smaller than the
+paper's, so the second term weighs more beside it. wm_scale, which the paper does not have, can
+change that; its default is 1 (CHOICES.md).
 
 Legend: N rows, T tokens (update.py calls these functions with its (B, S) columns), G groups; masks
 are 1 on the tokens that count. beta is --kl-coef, c_H is entropy_coef.
@@ -99,14 +99,14 @@ def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
 def row_weights(
     group: Sequence[Hashable], selected: Tensor, lambdas: dict[Hashable, float]
 ) -> Tensor:
-    """The weight of each row in the second term of Eq. 11 -> (N,).
-
-    The sum of w_i * loss_i over all rows is the term:
+    """The weight of each row in the second term of Eq. 11, with the mean of Eq. 9 -> (N,).
 
         w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0
 
-    selected: bool (N,), Eq. 4. lambdas: {group: lambda_g} for every group of the update; G is their
-    number, so a group without selected rows adds 0 and does not change the weight of the others.
+    The sum of w_i * loss_i over all rows is that term; update.loss_terms adds it up.
+    selected: bool (N,), Eq. 4. lambdas: {group: lambda_g} of balance.py, for every group of the
+    update; G is their number, so a group without selected rows adds 0 and does not change the
+    weight of the others.
     """
     sizes = Counter(g for g, keep in zip(group, selected.tolist(), strict=True) if keep)
     weights = [

@@ -1,4 +1,4 @@
-"""What is an update trained on? Episodes become rows, one row per environment step.
+"""What an update is trained on: episodes become rows, one row per environment step.
 
     Episode    one trajectory: its transitions, its task, its outcome
     flatten    episodes -> Rows, the pool P (Alg. 1, line 3)
@@ -15,9 +15,9 @@ task. The first wins in two steps, the second loses in one.
 
 Both steps of the first episode have its return, 10: the return does not say which step was right.
 The advantage is (return - mean over rows) / (unbiased) std over rows, as no response is badly
-formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 is R_max.
+formatted here. lambda_g is 1 - 5 / 10 (balance.py): 5 is the mean over episodes, 10 is R_max.
 
-A column has an entry per row, but for `lambdas`, which is {group: lambda_g}. Columns of a pass that
+A column has an entry per row, except `lambdas`, which is {group: lambda_g}. Columns of a pass that
 was not made are None. Numbers per token are a list per response; batches.py puts them where the
 tokens are in a pass. Two columns have the tokens: `transitions` is what was played, with its texts;
 `tokens` is what is trained on, the same list until the placebo (in update.prepare) or a fork
@@ -54,7 +54,7 @@ class Transition(TokenRow):
     Its texts are whole, even where --max-obs-tokens has cut the tokens.
     """
 
-    response_logps: list[float]  # the sampler's, one per response token, at its temperature
+    sampler_logp: list[float]  # log-probs of the response's tokens, at the sampling temperature
     reward: float  # r_t of the environment, without penalties
     valid: bool  # is the response well formed?
     observation: str  # o_t, the state in GiGPO's sense

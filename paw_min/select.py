@@ -1,12 +1,12 @@
-"""Which transitions train the world model? Those with the highest action entropy, Eq. 4 of PaW.
+"""Selection: the transitions with the highest action entropy train the world model, Eq. 4 of PaW.
 
     H(a_t | h_t) = mean over the response's tokens of the entropy of pi_old at that token
     S_alpha      = the ceil(alpha * N) with the highest H, of N transitions with an observation
 
 Why the entropy? It is high where the policy has not decided yet. The paper argues that the policy
 learns more there from what its action causes. With alpha = 0.75, a quarter of the transitions is
-left out. `top_alpha` ranks all rows that it is given: update.select_transitions gives it those with
-an observation, of all groups, before mini-batches are drawn.
+left out. update.prepare calls `select_transitions` with all rows of an update, of all groups,
+before mini-batches are drawn.
 
 Two choices. a_t is the whole response, reasoning and end token included (the paper does not say).
 And the paper's text has the entropy of the token's distribution, but its formula has -q log q of
@@ -54,4 +54,18 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
     order = torch.sort(entropy, descending=True, stable=True).indices
     selected = torch.zeros_like(entropy, dtype=torch.bool)  # (N,)
     selected[order[:count]] = True
+    return selected
+
+
+def select_transitions(candidates: Tensor, entropy: Tensor | None, alpha: float) -> Tensor:
+    """S_alpha, the top alpha of the candidates: bool (N,), (N,) -> bool (N,).
+
+    candidates: rows with an observation. The others do not compete, so alpha is a fraction of those
+        that could train the world model.
+    entropy: None keeps all candidates (alpha = 1).
+    """
+    if entropy is None:
+        return candidates
+    selected = torch.zeros_like(candidates)
+    selected[candidates] = top_alpha(entropy[candidates], alpha)
     return selected

@@ -1,4 +1,4 @@
-"""What does PaW change in an update? Lines 4-11 of Algorithm 1.
+"""One update of PaW: lines 4-11 of Algorithm 1.
 
      1  for each RL update:                                               train.train
      2    sample tasks, collect rollout groups with pi_theta              train.collect
@@ -79,7 +79,7 @@ def prepare(
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.
     if cfg.paw:
-        selected = select_transitions(candidates, entropy, cfg.alpha)  # line 4, Eq. 4
+        selected = select.select_transitions(candidates, entropy, cfg.alpha)  # line 4, Eq. 4
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
     else:
         # No row is selected, so every weight is 0 and no observation enters a pass.
@@ -208,35 +208,19 @@ def loss_terms(
     # sum over a mini-batch is scaled up to estimate the full sum.
     observations = None
     if batch.obs_mask.any():
-        observations = checked(world_model_loss(cfg, scores, batch), batch)
+        observations = world_model_loss(cfg, scores, batch)
+        check_per_row(observations, batch)
         weighted = (batch.row_weight * observations.per_row).sum()
         terms["wm"] = cfg.wm_scale * weighted * scale
     return LossTerms(terms, stats, observations)
 
 
-def checked(observations: ObservationLoss, batch: Batch) -> ObservationLoss:
-    """What a world-model loss returned; UserError where a fork's has another type or shape.
-
-    A value per token would be summed in place of a mean per row, without an error. A float mask,
-    as cmae.hard_tokens gives, cannot be inverted. A loss of 0 / 0 is NaN, whatever its weight.
-    """
-    if not isinstance(observations, ObservationLoss):
-        raise UserError(f"the world-model loss returns a {type(observations).__name__} in place of "
-                        "an ObservationLoss(per_row, counted).")
-    shape = tuple(observations.per_row.shape)
-    if shape != (len(batch.index),):
-        raise UserError(f"the world-model loss returns the shape {shape} in place of "
-                        f"({len(batch.index)},): one value per row, such as the mean over its "
-                        "observation's tokens.")
-    if not observations.per_row[~batch.obs_mask.any(-1)].isfinite().all():
-        raise UserError("the world-model loss of a row without observation tokens is not a number: "
-                        "divide by their number, or by 1 where it is 0, as cmae.py does.")
-    counted = observations.counted
-    if counted.dtype != torch.bool or counted.shape != batch.obs_mask.shape:
-        raise UserError(f"the world-model loss returns counted as {counted.dtype} of the shape "
-                        f"{tuple(counted.shape)} in place of torch.bool, "
-                        f"{tuple(batch.obs_mask.shape)}: one per column of the batch.")
-    return observations
+def check_per_row(observations: ObservationLoss, batch: Batch) -> None:
+    """UserError where the loss of a fork has a value per token: their sum would raise no error."""
+    shape, expected = tuple(observations.per_row.shape), (len(batch.index),)
+    if shape != expected:
+        raise UserError(f"the world-model loss returns the shape {shape} instead of {expected}: "
+                        "one value per row, such as the mean over its observation's tokens.")
 
 
 def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
@@ -293,30 +277,12 @@ def row_advantages(cfg: Config, rows: Rows) -> Tensor:
     return advantages.compared(advantage, rows.group, rows.trajectory)
 
 
-def select_transitions(candidates: Tensor, entropy: Tensor | None, alpha: float) -> Tensor:
-    """Eq. 4 among the candidates, of all groups at once: bool (N,), (N,) -> bool (N,).
-
-    entropy: None keeps all candidates (alpha = 1).
-    """
-    if entropy is None:
-        return candidates
-    # Rows without an observation do not compete: alpha is a fraction of those that could train.
-    selected = torch.zeros_like(candidates)
-    selected[candidates] = select.top_alpha(entropy[candidates], alpha)
-    return selected
-
-
 def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
-    """Eq. 10: {group: lambda_g}, from the mean return of its episodes."""
-    # The dictionaries keep one entry per episode: in a mean over rows, long episodes would count
-    # more.
-    returns = dict(zip(rows.trajectory, rows.episode_return))
-    group = dict(zip(rows.trajectory, rows.group))
-    mean_return = balance.group_mean_return(list(returns.values()), list(group.values()))
+    """{group: lambda_g}, by Eq. 10 or constant."""
     if cfg.lambda_g == "constant":
-        return dict.fromkeys(mean_return, 1.0)
+        return dict.fromkeys(rows.group, 1.0)
     r_max = BENCHMARKS[cfg.env].r_max
-    return {g: float(balance.lambda_g(r, r_max)) for g, r in mean_return.items()}
+    return balance.lambdas_from_rows(rows.episode_return, rows.trajectory, rows.group, r_max)
 
 
 def gradient_step(policy: Policy, optimizer) -> Tensor:

@@ -1,4 +1,4 @@
-"""What does an environment give to training, and what does it get? The types between the two.
+"""The types between environments and training: what an environment gives, and what it gets.
 
     task  ->  Environment.reset, step  ->  Step  ->  Context  ->  prompt h_t  ->  response a_t
                           ^                                                           |

@@ -1,4 +1,4 @@
-"""Which rows share a forward pass, and where are their tokens in it?
+"""Which rows share a forward pass, and where their tokens are in it.
 
 Rows of similar length share a batch of at most --micro-tokens tokens, and each rank gets its part
 of the batches. (A row of more tokens than that has a batch of its own.) Every rank gets equally

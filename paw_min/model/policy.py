@@ -1,4 +1,4 @@
-"""How can one forward pass serve RL and the world model? The policy, a causal language model.
+"""The policy: one forward pass of a causal language model serves RL and the world model.
 
 `Policy.forward` takes a batch of rows (h_t, a_t, o_{t+1}). It gives the log-probabilities of the
 response's tokens, for RL, and of the next observation's tokens, for the world model, and the

@@ -96,7 +96,7 @@ def check_sync(cfg: Config, policy: Policy, sampler: Sampler, rows: Rows, when: 
     chosen = list(one_per_group.values())
     tokens = [rows.tokens[i] for i in chosen]
     ours = padded(score_responses(policy, tokens, cfg.micro_tokens).logp)  # (N, T)
-    theirs = padded([rows.transitions[i].response_logps for i in chosen])  # (N, T)
+    theirs = padded([rows.transitions[i].sampler_logp for i in chosen])  # (N, T)
     n_tokens = sum(len(row.response_ids) for row in tokens)
     gap = ((ours - theirs).abs().sum() / n_tokens).item()
     limit = max_gap(policy)

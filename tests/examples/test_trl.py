@@ -109,7 +109,7 @@ def episodes(played: dict) -> list[Episode]:
             episode.transitions.append(
                 Transition(
                     played["prompt_ids"][n] + ids[:start], generated, observed,
-                    response_logps=[], reward=0.0, valid=True, observation="", group=n // GROUP,
+                    sampler_logp=[], reward=0.0, valid=True, observation="", group=n // GROUP,
                     trajectory=n, separator_ids=separator,
                 )
             )

@@ -96,7 +96,7 @@ def test_rows():
     assert first.admissible == ["go to shelf 1", "look 2"]
     assert last.admissible == ["go to shelf 1", "look 1"]
     assert first.response_ids == ids and first.valid  # as sampled, end token included
-    assert first.response_logps == [-0.5] * len(ids)
+    assert first.sampler_logp == [-0.5] * len(ids)
     assert first.obs_ids == policy.encode("go to shelf 1")
     assert last.obs_ids == policy.encode("go to shelf 0")  # o_T, which no prompt shows
     assert last.prompt_ids == policy.encode_chat("task 2\nStart.\n> go to shelf 1\ngo to shelf 1\n"
@@ -183,7 +183,7 @@ def test_rows_belong_to_their_episode_and_stand_in_order(sampler):
             policy.encode(f"go to shelf {left}") for left in reversed(range(n))
         ]
         # Script's log-probabilities name the slot that asked.
-        assert {p for t in episode.transitions for p in t.response_logps} == {-i - 0.5}
+        assert {p for t in episode.transitions for p in t.sampler_logp} == {-i - 0.5}
 
 
 def test_the_turn_limit_ends_an_episode():
