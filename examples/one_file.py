@@ -18,11 +18,13 @@ used without any prediction.
     python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
 trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
-observations of other actions as targets. On average over 16 seeds, they win 36, 95 and 36 % of the
-tasks in the end (research/LOG.md). Read this file from top to bottom: the world, the model,
-sampling, the equations, an update, a run, the comparison. To try an idea, change `top_alpha`,
-`clipped_mae` or `World`; three_worlds.py has a world made for each of the three choices. "Line 4"
-is a line of the paper's Algorithm 1, listed in paw_min/update.py.
+observations of other actions as targets. Without GRPO's KL term (--kl 0), they win 36, 95 and 36 %
+of the tasks in the end, on average over 16 seeds (research/LOG.md).
+
+Read this file from top to bottom: the world, the model, sampling, the equations, an update, a run,
+the comparison. To try an idea, change `top_alpha`, `clipped_mae` or `World`; three_worlds.py has a
+world made for each of the three choices. "Line 4" is a line of the paper's Algorithm 1, listed in
+paw_min/update.py.
 """
 
 import argparse
@@ -244,9 +246,12 @@ def play(model: Model, world: World, tasks: list[list[str]]) -> Rollout:
 def grpo(returns: Tensor) -> Tensor:
     """GRPO: return relative to the group, in standard deviations: (G, E) -> (G, E).
 
-    If all episodes of a group are lost, or all are won, RL learns nothing from it. Each episode
-    counts once. The package's presets count each of its transitions (--statistics, CHOICES.md);
-    here, where all episodes have the same number, only the divisor n - 1 of the deviation differs.
+    If all episodes of a group are lost, or all are won, its advantages are 0: RL learns nothing
+    from it.
+
+    Mean and deviation are over the episodes of the group. In the package's presets they are over
+    its transitions (--statistics, CHOICES.md). Here all episodes have equally many transitions, so
+    the mean is the same, and the deviation differs by its divisor n - 1 alone.
     """
     centered = returns - returns.mean(1, keepdim=True)
     return centered / (returns.std(1, keepdim=True) + 1e-6)
@@ -312,13 +317,16 @@ def mae(logp: Tensor) -> Tensor:
 def hard_tokens(logp: Tensor, rho: float) -> Tensor:
     """Eq. 7: 1 where p <= rho, else 0: (B, O) -> (B, O).
 
-    Why keep only p <= rho? The MAE is lowest with all probability on the most frequent observation.
-    Where several are possible, the mask stops before that. In this world a lock and a tool have
-    exactly one, so 0.2 is early to stop. It is enough: above chance, 1/8, names of one material are
-    already alike. So expect p(material) to end well below 1, and no gain from the mask here. Where
-    most observations say the same, it saves what the others say (research/LOG.md).
-    The mask has no gradient, because a comparison is constant almost everywhere. So it decides
-    which tokens are trained, and the model is not rewarded for moving a token across rho.
+    Why drop tokens that are known? The MAE is lowest with all probability on the most frequent
+    observation. Where several observations are possible, the mask stops before that.
+
+    What does the mask do here? A lock and a tool have exactly one observation, so there is nothing
+    to protect, and p(material) ends well below 1. That is enough: above chance, 1/8, names of one
+    material are already alike. No gain from the mask was seen in this world. It helps where most
+    observations say the same (research/LOG.md).
+
+    The mask has no gradient, since a comparison is constant almost everywhere. It decides which
+    tokens are trained; the model is not rewarded for moving a token across rho.
     """
     return (logp.exp() <= rho).float()
 
@@ -577,7 +585,7 @@ def main() -> None:
                         help="Eq. 10, or 1")
     parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
     parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
-    parser.add_argument("--kl", default=0.0, type=float, help="weight of GRPO's KL term")
+    parser.add_argument("--kl", default=0.01, type=float, help="weight of GRPO's KL term")
     args = parser.parse_args()
     for flag, value in (("--alpha", args.alpha), ("--rho", args.rho)):
         if not 0 < value <= 1:

@@ -48,7 +48,7 @@ def test_a_step_of_the_ladder_is_that_of_the_board(monkeypatch):
     """The flags beside its name train what its numbers are of."""
     for _, flags, entry in tables.LADDER:
         arm, functions = board.load(board.FOLDER / f"{entry}.py")
-        found = arms_of(f"python examples/one_file.py {flags} --seeds 0", monkeypatch)
+        found = arms_of(f"python examples/one_file.py {flags} --seeds 0 --kl 0", monkeypatch)
         assert found == [arm] and not functions
 
 
@@ -79,6 +79,17 @@ def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
     assert list(names["curves"]) == ["grpo", "paw", "placebo"]
     # An exercise leaves the module as it was.
     assert (one_file.MATERIALS, one_file.clipped_mae) == before
+
+
+def test_the_notebook_has_the_output_of_the_command():
+    """A page on GitHub shows the stored outputs: those of research/locks/default.txt."""
+    cells = json.loads((ROOT / "examples/one_file.ipynb").read_text())["cells"]
+    (cell,) = [cell for cell in cells if "one_file.draw(" in "".join(cell["source"])]
+    printed = "".join(text for output in cell["outputs"] for text in output["text"])
+    stored = (ROOT / "research/locks/default.txt").read_text().split("\n\n")[1]
+    assert printed.splitlines() == stored.splitlines() and len(printed.splitlines()) == 54
+    shown = cells[cells.index(cell) + 1]["outputs"]
+    assert "image/png" in shown[0]["data"]
 
 
 # ---- the board ----
