@@ -38,6 +38,35 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
 
 
+class Stopwatch:
+    """Wall time in parts that do not overlap: each moment belongs to the part that is open.
+
+    Where none is, it is "seconds_other". base/console.py lists the parts.
+    """
+
+    def __init__(self):
+        self.seconds = Counter()  # of each part, since `take`
+        self.open = "seconds_other"
+        self.last = time.perf_counter()
+
+    def turn_to(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self.open] += now - self.last
+        self.open, self.last = name, now
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self.turn_to(name)
+        yield
+        self.turn_to("seconds_other")
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last call."""
+        self.turn_to(self.open)
+        taken, self.seconds = dict(self.seconds), Counter()
+        return taken
+
+
 def peak_memory(device: torch.device, released: int) -> float:
     """GB: the GPU allocator's peak since the last call, or the process's since its start.
 

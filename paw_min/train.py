@@ -29,6 +29,7 @@ from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.metrics import (
+    Stopwatch,
     describe_episodes,
     describe_selection,
     describe_speed,
@@ -81,23 +82,29 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
         print_start(cfg, s)
         if s.done and s.done >= cfg.updates:
             console.say(f"all {s.done} updates were done before: nothing is trained")
+        watch = Stopwatch()
         # A resumed run has measured its start model already.
         if not s.done and not s.run.metrics():
-            metrics = {"update": 0} | play_panel(cfg, s, 0)
-            log(s, metrics)
+            with watch.part("seconds_evaluate"):
+                metrics = {"update": 0} | play_panel(cfg, s, 0)
+            log(s, metrics | watch.take())
             s.run.track(metrics)
 
         for k in range(s.done + 1, cfg.updates + 1):  # Alg. 1, line 1
-            metrics = {"update": k} | run_update(cfg, s, k, method)
+            metrics = {"update": k} | run_update(cfg, s, k, method, watch)
             # The last update is always evaluated and saved, whatever the intervals.
             is_last = k == cfg.updates
             if is_last or (cfg.eval_every and k % cfg.eval_every == 0):
-                metrics |= play_panel(cfg, s, k)
+                with watch.part("seconds_evaluate"):
+                    metrics |= play_panel(cfg, s, k)
+            # The seconds since the last line; so a checkpoint's are in the line after it.
+            metrics |= watch.take()
             # Metrics first: a kill between the two writes repeats the update, and resuming drops
             # the line that is ahead of the checkpoint.
             log(s, metrics)
             if is_last or k % cfg.save_every == 0:
-                s.run.save(s.policy, s.optimizer, k)
+                with watch.part("seconds_save"):
+                    s.run.save(s.policy, s.optimizer, k)
             s.run.track(metrics)
             # The curves show the run while it trains.
             if "eval_success" in metrics and not is_last and distributed.rank() == 0:
@@ -121,10 +128,11 @@ def print_start(cfg: Config, s: Session) -> None:
         console.say(console.table_line(line))
 
 
-def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, float]:
-    """Update k, from 1: collect groups of episodes, train on them -> metrics."""
-    seconds = {}
-    with timed(seconds, "seconds_rollout"):
+def run_update(
+    cfg: Config, s: Session, k: int, method: Method, watch: Stopwatch
+) -> dict[str, float]:
+    """Update k, from 1: collect groups of episodes, train on them -> metrics, without seconds."""
+    with watch.part("seconds_rollout"):
         # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
         played = collect(cfg, s, k)
         episodes = unbroken(played)
@@ -132,17 +140,16 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
             compare_groups(episodes)
         rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
 
-    # Check before training that the sampler used the current weights.
-    gap = check_sync(cfg, s.policy, s.sampler, rows, f"update {k}")
-
-    with timed(seconds, "seconds_old_pass"):
+    with watch.part("seconds_old_pass"):
+        # Check before training that the sampler used the current weights.
+        gap = check_sync(cfg, s.policy, s.sampler, rows, f"update {k}")
         # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without
         # gradient, before the first optimizer step moves the policy away from pi_old.
         rows = prepare(cfg, s.policy, s.reference, rows, k)
 
     # lambda_g and the selection are PaW's: a baseline has no such metrics.
     metrics = describe_selection(rows) if cfg.paw else {}
-    with timed(seconds, "seconds_update"):
+    with watch.part("seconds_update"):
         try:
             metrics |= method(cfg, s, rows, k)  # lines 5, 7, 8 and 11: the gradient steps
         except NonFinite as error:
@@ -155,9 +162,9 @@ def run_update(cfg: Config, s: Session, k: int, method: Method) -> dict[str, flo
     metrics["memory_gb"] = peak_memory(s.policy.device, s.sampler.released)
     if s.policy.device.type == "cuda":
         metrics["asleep_gb"] = s.sampler.kept / 1e9
-    metrics |= played.metrics | seconds
+    metrics |= played.metrics
     return describe_episodes(played.episodes) | metrics | describe_speed(
-        s.policy.model, rows, metrics, s.policy.device
+        s.policy.model, rows, metrics | watch.seconds, s.policy.device
     )
 
 

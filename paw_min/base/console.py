@@ -26,12 +26,22 @@ COLUMNS = {  # the table of updates: metric -> title, width, format
 HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())
 
 
+# The wall time between two lines of metrics.jsonl, in parts that do not overlap. Older runs have
+# the first three only.
+PARTS = ("seconds_rollout", "seconds_old_pass", "seconds_update", "seconds_evaluate",
+         "seconds_save", "seconds_other")
+
+
+def wall_time(metrics: dict[str, float]) -> float:
+    """Seconds between this line of metrics.jsonl and the one before."""
+    return sum(metrics.get(part, 0.0) for part in PARTS)
+
+
 def table_line(metrics: dict[str, float]) -> str:
     """One line per update, aligned with HEADER; blank where a metric does not exist."""
     shown = dict(metrics)
-    parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
-    if all(part in metrics for part in parts):  # line 0 has none of them
-        shown["seconds"] = sum(metrics[part] for part in parts)
+    if seconds := wall_time(metrics):
+        shown["seconds"] = seconds
     cells = []
     for name, (_, width, form) in COLUMNS.items():
         cells.append(f"{shown[name]:{width}{form}}" if name in shown else " " * width)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.base.console import say
+from paw_min.base.console import say, wall_time
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import expanded, writing
 from paw_min.base.flags import Parser
@@ -31,7 +31,6 @@ from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.running import memory
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
 from paw_min.running.session import start_model
-from research.paper.figures import SECONDS
 from research.paper.grids import GRIDS
 from research.paper.table import Entry
 
@@ -177,10 +176,7 @@ def dry_run(jobs: list[Job]) -> list[str]:
 def totals(jobs: list[Job], at_a_time: int) -> str:
     """What all runs need together: updates, hours, disk, CPU memory."""
     left = sum(job.cfg.updates - job.done() for job in jobs)
-    measured = [
-        sum(line.get(key, 0.0) for key in SECONDS)
-        for job in jobs for line in read_metrics(job.folder)[1:]
-    ]
+    measured = [wall_time(line) for job in jobs for line in read_metrics(job.folder)[1:]]
     hours = f"{left} x s / {at_a_time} / 3600 hours, s being the seconds of an update"
     if measured:
         seconds = sum(measured) / len(measured)
