@@ -4,44 +4,130 @@ import re
 
 import pytest
 
+from paw_min import train
+from paw_min.config import Config
+from paw_min.model import lora
+from paw_min.running import runs
+from paw_min.toy import default_model
 from research.bench import smoke
+from tests.helpers import ROOT
 
 LINE = {
-    "update": 1, "sampler_gap": 0.01, "tokens_generated": 9, "tokens_per_s_generate": 9.0,
+    "update": 2, "sampler_gap": 0.01, "tokens_generated": 9, "tokens_per_s_generate": 9.0,
     "seconds_sync": 1.0, "grad_norm": 1.0, "tokens_per_s_update": 9.0, "approx_kl": 0.1,
     "memory_gb": 1.0, "asleep_gb": 1.0, "mfu": 0.3,
 }
-START = {"update": 0, "eval_success": 0.5}
-SAID = "vLLM: keys and values of 9 tokens, attention by FLASH_ATTN\n"
+# run_alfworld.py whose second training sync, the third in all, leaves vLLM the weights before it.
+STALE = f"""
+import runpy, sys
+sys.path[:] = [{str(ROOT)!r}, *sys.path]
+from paw_min.model import vllm_sampler
+syncs, load = [], vllm_sampler.full_weights
+def stale(model, precision):
+    syncs.append({{name: weight.clone() for name, weight in load(model, precision)}})
+    return iter(syncs[1 if len(syncs) == 3 else -1].items())
+vllm_sampler.full_weights = stale
+sys.argv[0] = {str(ROOT / "run_alfworld.py")!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def printed(capsys, *words: str) -> tuple[int, str]:
+    """Exit code and output of the command."""
+    with pytest.raises(SystemExit) as end:
+        smoke.main(list(words))
+    return end.value.code, capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_every_part_of_two_runs_works(capsys):
-    with pytest.raises(SystemExit) as end:
-        smoke.main(["--tiny"])
-    out = capsys.readouterr().out
-    assert end.value.code == 0 and "WRONG" not in out
-    for training in smoke.TRAINING:
-        lines = [line for line in out.splitlines() if f"  {training}  " in line]
-        assert len(lines) == 9 and "CPU_ATTN" in lines[0] and "exit code 0" in lines[-1]
-        # The policy has moved, and the engine with it.
-        assert float(re.search("update 1.* KL (.*), ", lines[4])[1]) > 1e-3
+def test_every_part_of_the_runs_works(capsys):
+    code, out = printed(capsys, "--tiny")
+    assert code == 0 and "WRONG" not in out
+    lines = {part: [line for line in out.splitlines() if f"  {part}  " in line]
+             for part in smoke.PARTS}
+    assert [len(lines[part]) for part in ("full", "LoRA", "pass")] == [9 + 6, 11, 1]
+    assert "CPU_ATTN" in lines["full"][0] and "exit code 0" in lines["full"][8]
+    assert "steps of the optimizer before" in lines["full"][-1]
+    assert "skipped: needs 2 GPUs  two-ranks" in out
+    for part in ("full", "LoRA"):  # The policy has moved, and the engine with it.
+        assert float(re.search("update 1.* KL (.*), ", lines[part][4])[1]) > 1e-3
 
 
-def test_a_run_that_does_not_start_is_wrong(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(smoke, "TRAINING", {"full": (1, "")})
-    with pytest.raises(SystemExit) as end:
-        smoke.main(["--model", str(tmp_path)])
-    assert end.value.code == 1
-    out = capsys.readouterr().out
+@pytest.mark.slow
+def test_stale_weights_in_the_second_sync_are_found(capsys, tmp_path, monkeypatch):
+    script = tmp_path / "run_alfworld.py"
+    script.write_text(STALE)
+    monkeypatch.setattr(smoke, "RUN", smoke.RUN.replace("run_alfworld.py", str(script)))
+    code, out = printed(capsys, "--tiny", "--only", "full")
+    assert code == 1 and "right  full       sync 1 " in out
+    assert re.search("WRONG  full +(sync 2|exit code 1) ", out)
+
+
+def test_a_run_that_does_not_start_is_wrong(capsys, tmp_path):
+    code, out = printed(capsys, "--model", str(tmp_path), "--only", "full")
     start, last = [line for line in out.splitlines() if "WRONG" in line]
+    assert code == 1
     assert "VLLM_LOGGING_LEVEL=INFO" in start and "exit code 1" in last and "error: " in last
 
 
 @pytest.mark.parametrize("fault, part", [
-    ({}, None), ({"sampler_gap": 0.2}, "sync 1"), ({"sampler_gap": float("nan")}, "sync 1"),
-    ({"asleep_gb": 9.0}, "sleep"), ({"grad_norm": float("nan")}, "update 1"),
+    ({}, None), ({"sampler_gap": 0.2}, "sync 2"), ({"sampler_gap": float("nan")}, "sync 2"),
+    ({"sampler_gap": 0.021}, "sync 2"),  # twice that of the first
+    ({"asleep_gb": 9.0}, "sleep"),  # a sleep that keeps memory
+    ({"grad_norm": float("nan")}, "update 2"),
 ])
 def test_a_part_that_is_wrong(fault, part):
-    found = smoke.parts(0, SAID, [START, LINE | fault])
+    found = smoke.parts_of_update(LINE | fault, first_gap=0.01)
     assert [one.name for one in found if not one.right] == ([part] if part else [])
+
+
+def test_adapters_that_vanish_in_the_merge_are_found(monkeypatch):
+    model = default_model("alfworld")
+    assert smoke.adapters_arrive(model, "cpu").right
+    monkeypatch.setattr(lora, "round_bf16", lambda weight, name: weight.bfloat16())
+    lost = smoke.adapters_arrive(model, "cpu")
+    assert not lost.right and float(lost.said.split("%")[0]) < 50
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_resume_without_the_optimizer_is_found(planted, finished, config, monkeypatch):
+    if planted:
+        monkeypatch.setattr(runs.Run, "load", lambda self, policy, optimizer: None)
+    before = smoke.optimizer_steps(finished)
+    train.train(config(updates=2))
+    assert smoke.resumed(before, smoke.optimizer_steps(finished)).right != planted
+
+
+def test_lines_come_while_a_run_goes_on(tmp_path):
+    """The process ends only after the first line has been read."""
+    wait = tmp_path / "go"
+    code = f"""if True:
+        import pathlib, time
+        print("vLLM: here", flush=True)
+        while not pathlib.Path({str(wait)!r}).exists():
+            time.sleep(0.1)
+    """
+    lines = smoke.run(["-c", code], tmp_path)
+    assert next(lines).said == "here"
+    wait.touch()
+    assert [part.name for part in lines] == ["exit code 0"]
+
+
+@pytest.mark.parametrize("part, gigabytes, gpus, missing", [
+    ("full", 24, 1, "28 GB"), ("pass", 24, 1, "25 GB"), ("LoRA", 24, 1, ""), ("full", 40, 1, ""),
+    ("two-ranks", 80, 1, "2 GPUs"), ("two-ranks", 80, 2, ""), ("full", 0, 0, ""),
+])
+def test_a_part_that_does_not_fit_is_skipped(part, gigabytes, gpus, missing, monkeypatch):
+    from research.bench.memory import QWEN
+
+    monkeypatch.setattr(smoke.memory, "load_config", lambda folder: QWEN["1.5B"])
+    cfg = Config(model="1.5B", vllm_memory=0.4, lora_rank=16 if part == "LoRA" else 0)
+    machine = smoke.Machine(gpus, gigabytes * 1e9)
+    assert smoke.lacking(part, cfg, machine) == missing
+
+
+def test_a_skipped_part_leaves_the_exit_code(capsys, monkeypatch):
+    monkeypatch.setattr(smoke, "lacking", lambda part, cfg, machine: "30 GB")
+    assert printed(capsys, "--tiny") == (0, "".join(
+        f"skipped: needs 30 GB  {part}\n" for part in smoke.PARTS
+    ))
