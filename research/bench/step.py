@@ -3,8 +3,9 @@
     python -m research.bench.step
 
 One update of Qwen2.5-1.5B on one H100 by vLLM, part by part, so that the first real run has
-something to be compared with: metrics.jsonl has the same parts. Not counted: padding, the
-optimizer, environments, logging. The paper reports 505 s, on GPUs that it does not name.
+something to be compared with: metrics.jsonl has the same parts. Not counted: the optimizer,
+environments that a rollout waits for, logging. The paper reports 505 s, on GPUs that it does not
+name.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,16 @@ ROWS = 6_300  # 128 episodes of 50 steps, some shorter
 PROMPT, RESPONSE, OBSERVATION = 500, 85, 18  # mean tokens of a row
 PASS_SHARE = 0.33  # of the card's peak: MFU of gradient steps in results/gpu/update-1.5b.json, H200
 PREFILL_SHARE = 0.4  # guess
+PADDING = 1.037  # tokens of a pass with and without it: simulated in an audit, without a file
 DECODE_STEPS = 5_500  # 50 turns of about 110 tokens: the longest response of those at a time
-SECONDS_PER_STEP = {"one after the other": 7e-3, "asynchronous": 4e-3}  # scheduling, vLLM PR 26866
-SECONDS_PER_PROMPT = 2e-3  # to render and tokenize it: guess
+# The main thread's part of a decoding step: vLLM's Python, and what rendering a prompt takes, about
+# as often. Read in an audit on a busy CPU, without a file. The GPU computes beside it.
+SECONDS_PER_STEP = 8e-3
+NOT_BESIDE = 3e-3  # more where it does not: scheduling, vLLM PR 26866
 SYNC = 5.0  # guess: 3 GB of weights, in the layout of vLLM
+REFERENCE = 1.0  # guess: 5 GB to the GPU
+CHECKPOINT = 18.5  # guess: as many GB at 1 GB a second
+UPDATES, EVERY = 150, 5  # updates, and those between evaluations and checkpoints
 
 
 @dataclass
@@ -35,24 +42,26 @@ def pass_seconds(per_weight: int, n_tokens: float, share: float) -> float:
     return per_weight * PARAMETERS * n_tokens / (share * PEAK["H100"])
 
 
-def parts(checkpointing: bool = True, scheduling: str = "asynchronous") -> list[Part]:
-    scored = ROWS * (PROMPT + RESPONSE)
-    trained = scored + ROWS * OBSERVATION
-    step = SECONDS_PER_STEP[scheduling]
+def parts(checkpointing: bool = True) -> list[Part]:
+    scored = ROWS * (PROMPT + RESPONSE) * PADDING
+    trained = ROWS * (PROMPT + RESPONSE + OBSERVATION) * PADDING
     operations = 8 if checkpointing else 6
+    reading = pass_seconds(2, ROWS * PROMPT, PREFILL_SHARE)
+    decoding = DECODE_STEPS * SECONDS_PER_STEP
     return [
         Part("gradient steps (`seconds_update`)", pass_seconds(operations, trained, PASS_SHARE),
              f"{operations} n T at {PASS_SHARE:.0%} of the peak"),
         Part("old policy (`seconds_old_pass`)", pass_seconds(2, scored, PASS_SHARE), "2 n T"),
-        Part("reference (`seconds_old_pass`)", pass_seconds(2, scored, PASS_SHARE), "2 n T"),
-        Part("reading prompts (`seconds_generate`)",
-             pass_seconds(2, ROWS * PROMPT, PREFILL_SHARE), f"2 n T at {PREFILL_SHARE:.0%}"),
-        Part("decoding (`seconds_generate`)", DECODE_STEPS * step,
-             f"{DECODE_STEPS:,} tokens one after another, {1000 * step:.0f} ms each"),
-        Part("rendering and tokenizing (`seconds_rollout`)", ROWS * SECONDS_PER_PROMPT,
-             f"{ROWS:,} prompts, {1000 * SECONDS_PER_PROMPT:.0f} ms each, if none is hidden by the "
-             "token that the GPU computes meanwhile"),
-        Part("weights to vLLM (`seconds_sync`)", SYNC, "a guess"),
+        Part("reference (`seconds_old_pass`)",
+             pass_seconds(2, scored, PASS_SHARE) + REFERENCE, "2 n T, and its way to the GPU"),
+        Part("reading prompts (`seconds_rollout`)", reading, f"2 n T at {PREFILL_SHARE:.0%}"),
+        Part("decoding and rendering (`seconds_rollout`)", decoding,
+             f"{DECODE_STEPS:,} tokens one after another, {1000 * SECONDS_PER_STEP:.0f} ms each"),
+        Part("weights to vLLM (`seconds_rollout`, `seconds_sync`)", SYNC, "a guess"),
+        Part("evaluation (`seconds_evaluate`)", (reading + decoding + SYNC) / EVERY,
+             f"as many episodes as a rollout, in every {EVERY}th update"),
+        Part("checkpoint (`seconds_save`)", CHECKPOINT / EVERY,
+             f"18.5 GB at 1 GB a second, in every {EVERY}th update"),
     ]
 
 
@@ -62,12 +71,13 @@ def seconds(**changes) -> float:
 
 def table() -> str:
     lines = [[part.name, f"{part.seconds:.0f}", part.by] for part in parts()]
-    lines.append(["all", f"{seconds():.0f}", ""])
-    slower = seconds(scheduling="one after the other") - seconds()
+    hours = UPDATES * seconds() / 3600
+    lines.append(["all (`s`)", f"{seconds():.0f}", f"{hours:.1f} hours for {UPDATES} updates"])
+    slower = DECODE_STEPS * NOT_BESIDE
     lines.append(["without asynchronous scheduling", f"+{slower:.0f}", ""])
     faster = seconds() - seconds(checkpointing=False)
     lines.append(["without gradient checkpointing, on 80 GB", f"-{faster:.0f}", "6 n T"])
-    return markdown_table(["part, computed", "seconds", "by"], lines)
+    return markdown_table(["part, estimated", "seconds", "by"], lines)
 
 
 if __name__ == "__main__":
