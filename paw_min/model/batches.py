@@ -25,7 +25,6 @@ Legend: N rows of the update, B rows of a batch, L tokens of its longest row, S 
 number of tokens after a prompt of the batch, M scored tokens of the batch.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -123,16 +122,13 @@ def micro_batches(
 def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]:
     """Parts with rows x longest <= budget, as indices into `lengths`; each index exactly once.
 
-    1. Fill parts with rows in the order of their lengths: the fewest parts within the budget.
-    2. Round their number up to a multiple of `multiple` (the ranks).
-    3. Find the lowest limit of tokens with at most so many parts: they become nearly equal.
-    4. Add empty parts up to the number, where there are too few rows to cut.
-
-    The longest rows come first: if the budget exceeds the memory, the first batch fails.
+    As few parts as the budget allows, in a number that is a multiple of `multiple` (the ranks). The
+    longest rows come first: if the budget exceeds the memory, the first batch fails.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
 
     def fill(limit: int) -> list[list[int]]:
+        """Parts of neighbors in this order, each as large as the limit allows."""
         parts = []
         for i in order:
             # The first row of a part is its longest one, to which the others are padded.
@@ -143,10 +139,17 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
         return parts
 
     count = -(-len(fill(budget)) // multiple) * multiple  # rounded up
-    # The number of parts never rises with the limit: a binary search finds the lowest one.
-    limit = bisect_left(range(budget), True, key=lambda tokens: len(fill(tokens)) <= count)
-    parts = fill(limit)
-    return parts + [[] for _ in range(count - len(parts))]
+    # With the budget as the limit, the last part may be small. The lowest limit that needs no more
+    # parts makes them nearly equal. A binary search finds it: a higher limit never needs more.
+    lowest, highest = 0, budget
+    while lowest < highest:
+        middle = (lowest + highest) // 2
+        if len(fill(middle)) <= count:
+            highest = middle
+        else:
+            lowest = middle + 1
+    parts = fill(lowest)
+    return parts + [[] for _ in range(count - len(parts))]  # empty, where there are too few rows
 
 
 def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu") -> Batch:

@@ -52,6 +52,14 @@ def test_gigpo_golden(options, expected):
     close(advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, **options), expected)
 
 
+def test_gigpo_compares_states_within_a_group():
+    """Two groups meet in a state of one name; the returns of each are compared among themselves."""
+    returns = torch.tensor([1.0, 3.0, 10.0, 30.0])
+    found = advantages.gigpo(torch.zeros(4), returns, [0, 0, 1, 1], ["s"] * 4)
+    half = math.sqrt(0.5)  # (3 - 2) / std(1, 3)
+    close(found, [-half, half, -half, half])
+
+
 @pytest.mark.parametrize("estimator", [advantages.grpo, advantages.rloo])
 def test_what_nothing_can_be_compared_with_has_no_advantage(estimator):
     """A lone row, and with statistics of trajectories a lone trajectory."""

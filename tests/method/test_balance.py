@@ -20,6 +20,12 @@ def test_mean_return_counts_episodes():
     assert found == {"a": pytest.approx(10 / 3), "b": 10.0}
 
 
+def test_rows_of_an_episode_count_once():
+    """Group a: an episode of three rows, won, and one of one row, lost."""
+    found = balance.lambdas_from_rows([10.0, 10, 10, 0, 10], [0, 0, 0, 1, 2], "aaaab", 10.0)
+    assert found == {"a": 0.5, "b": 0.0}
+
+
 @pytest.mark.parametrize("r_max", [0, math.nan])
 def test_a_highest_return_that_is_not_positive(r_max):
     with pytest.raises(ValueError, match="r_max"):

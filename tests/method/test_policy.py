@@ -13,13 +13,11 @@ from paw_min import losses
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
 from paw_min.model.head import token_scores
-from paw_min.model.loading import load_policy
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from tests.helpers import FAMILIES, chatml_tokenizer, make_policy, plain_logp
 from tests.helpers import TOKEN_ROWS as ROWS
-from tests.model_kinds import write
 
 ROUNDING = dict(atol=5e-6, rtol=0)
 
@@ -207,15 +205,3 @@ def test_published_sampling_defaults_are_switched_off():
     seeds = range(20)
     expected = tokens(sample(make_policy(), prompts, seeds, 1.0, 6))
     assert tokens(sample(clean, prompts, seeds, 1.0, 6)) == expected
-
-
-@pytest.mark.parametrize("family, rates", [
-    ("qwen2", dict(attention_dropout=0.1)),
-    ("phi3", dict(embd_pdrop=0.1, resid_pdrop=0.1)),
-])
-def test_dropout_is_off(tmp_path, family, rates):
-    """In training mode, a pass gives the sampler's log-probabilities, again and again."""
-    policy = load_policy(write(family, tmp_path, **rates))
-    batch = collate(ROWS, [True] * 3, policy.pad_id)
-    expected = policy.eval()(batch)[0]
-    torch.testing.assert_close(policy.train()(batch)[0], expected, **ROUNDING)

@@ -51,12 +51,16 @@ class Countdown:
 
 
 class OneByOne(Script):
-    """An engine with continuous batching: a request takes three steps."""
+    """An engine with continuous batching: a request takes three steps, or those of its slot."""
+
+    steps = {}  # slot -> steps
 
     def generate(self, queue, temperature, max_tokens):
         running = []  # [steps left, request]
         while queue or running:
-            running += [[3, queue.popleft()] for _ in range(len(queue))]
+            while queue:
+                request = queue.popleft()
+                running.append([self.steps.get(request.slot, 3), request])
             for entry in running:
                 entry[0] -= 1
             self.batches.append([request for _, request in running])
@@ -286,3 +290,11 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     first = order.index(0)
     assert 0 not in order[:first] and set(order[first:]) == {0}
     assert pool.blocked == 3  # its reset and its two steps
+
+
+def test_others_go_on_while_a_long_response_is_generated(monkeypatch):
+    """Slot 1 plays three steps of its episode during the four steps of one response in slot 0."""
+    monkeypatch.setattr(OneByOne, "steps", {0: 4, 1: 1})
+    _, sampler, _, _ = play(["1", "3"], sampler=OneByOne)
+    units = [[request.slot for request in batch] for batch in sampler.batches]
+    assert units == [[0, 1], [0, 1], [0, 1], [0]]

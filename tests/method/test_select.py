@@ -40,6 +40,14 @@ def test_action_entropy_is_a_mean_over_action_tokens():
     assert select.action_entropy(tokens, mask).tolist() == [1.75, 2.0, 0.0]
 
 
+def test_alpha_is_a_fraction_of_the_candidates():
+    candidates = torch.tensor([True, False, True, True, True])
+    entropy = torch.tensor([0.1, 9.0, 0.5, 0.7, 0.2])  # the row of 9 has no observation
+    selected = select.select_transitions(candidates, entropy, 0.5)
+    assert selected.tolist() == [False, False, True, True, False]
+    assert select.select_transitions(candidates, None, 1.0) is candidates
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.1, math.nan])
 def test_a_fraction_out_of_range(alpha):
     with pytest.raises(ValueError, match="alpha"):

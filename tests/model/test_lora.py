@@ -346,3 +346,9 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
             torch.testing.assert_close(end[name], weight, atol=1e-6, rtol=0)
     train.train(config(**settings, updates=2))
     assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6
+
+
+def test_ppos_critic_has_the_learning_rate_of_the_adapters(config):
+    """Without LoRA, it has ten times that of the policy (tests/method/test_ppo.py)."""
+    with session.open_session(config(algo="ppo", lr=0.002, lora_rank=4)) as s:
+        assert [group["lr"] for group in s.optimizer.param_groups] == [0.002, 0.002]

@@ -146,6 +146,18 @@ def test_only_control_tokens_that_nothing_writes_need_no_embedding(special, pad,
     assert max(policy.encode_chat("a <unused63> b")) < size
 
 
+@pytest.mark.parametrize("family, rates", [
+    ("qwen2", dict(attention_dropout=0.1)),
+    ("phi3", dict(embd_pdrop=0.1, resid_pdrop=0.1)),
+])
+def test_dropout_is_off(tmp_path, family, rates):
+    """In training mode, a pass gives the sampler's log-probabilities, again and again."""
+    policy = load_policy(write(family, tmp_path, **rates))
+    batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
+    expected = policy.eval()(batch)[0]
+    torch.testing.assert_close(policy.train()(batch)[0], expected, atol=5e-6, rtol=0)
+
+
 def test_an_end_token_that_only_the_class_names(tmp_path):
     """Llama's class has </s>, and would lose the spaces of this byte-level vocabulary."""
     tokens = PIECES._replace(steps="digits", named={"unk_token": "<unk>"})
