@@ -97,6 +97,12 @@ def test_grpo_equals_a_plain_loop():
     close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_group_with_one_trajectory_is_not_compared():
+    """Its rows could only be compared with each other."""
+    advantage = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    close(advantages.compared(advantage, [0, 0, 1, 1, 1], [0, 0, 1, 2, 2]), [0.0, 0, 3, 4, 5])
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="over='turns'"):
         advantages.grpo(SCORES, GROUP, TRAJECTORY, over="turns")

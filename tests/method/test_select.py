@@ -41,10 +41,10 @@ def test_action_entropy_is_a_mean_over_action_tokens():
 
 
 def test_alpha_is_a_fraction_of_the_candidates():
-    candidates = torch.tensor([True, False, True, True, True])
-    entropy = torch.tensor([0.1, 9.0, 0.5, 0.7, 0.2])  # the row of 9 has no observation
+    candidates = torch.tensor([True, False, True, False, True])
+    entropy = torch.tensor([0.1, 9.0, 0.5, 8.0, 0.2])  # rows of 9 and 8 have no observation
     selected = select.select_transitions(candidates, entropy, 0.5)
-    assert selected.tolist() == [False, False, True, True, False]
+    assert selected.tolist() == [False, False, True, False, True]
     assert select.select_transitions(candidates, None, 1.0) is candidates
 
 
