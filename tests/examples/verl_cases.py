@@ -2,7 +2,7 @@
 
 verl's own agent-loop worker, trainer steps, FSDP2 engine and losses. Replaced: the inference server
 by random admissible commands, the device by "cpu", and Ray's TransferQueue by a dictionary. By hand
-with the real queue (Ray's processes need 5 GB):
+with the real queue:
 
     VERL_QUEUE=ray python -m pytest tests/examples/verl_cases.py
 
@@ -288,7 +288,7 @@ def played(queue, config, games_root):
         last = k % TURNS == TURNS - 1
         episodes[n].transitions.append(Transition(
             prompt_ids, ids, chat.encode(seen), separator_ids=chat.separator(ids),
-            response_logps=[], reward=10.0 * (n % 3 == 0 and last), valid=True, observation="",
+            sampler_logp=[], reward=10.0 * (n % 3 == 0 and last), valid=True, observation="",
             group=n // GROUP, trajectory=n,
         ))
     return SimpleNamespace(policy=policy, rows=flatten(episodes))
