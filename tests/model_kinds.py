@@ -118,6 +118,18 @@ GEMMA = Tokens("GemmaTokenizer", "gemma", ["<pad>", "<eos>", "<bos>"],
                {"eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<pad>"})
 NEMO = Tokens("PreTrainedTokenizerFast", "tekken", ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"],
               named=PIECES.named)
+GLM = Tokens("PreTrainedTokenizerFast", "llama3",
+             ["<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>"],
+             named=EOT)
+NEMOTRON = PIECES._replace(special=[*PIECES.special, "<extra_id_0>", "<extra_id_1>"])
+GLM_CHAT = (  # The token of the next role ends a turn.
+    "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+NEMOTRON_CHAT = (
+    "<extra_id_0>System\n\n{% for m in messages %}<extra_id_1>{{ m.role | capitalize }}\n"
+    "{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<extra_id_1>Assistant\n{% endif %}"
+)
 OLMO_CHAT = (
     "{{ eos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == "
     "'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
@@ -184,6 +196,8 @@ PUBLISHED = {  # `python -m pytest tests/model/test_models.py -rA` prints the na
     "OLMo-2": Kind("olmo2", OLMO, "<|endoftext|>\n<|user|>\n", OLMO_CHAT),
     "Gemma-3": Kind("gemma3_text", GEMMA, "<end_of_turn>\n<start_of_turn>user\n", "gemma3",
                     dict(layer_types=LAYERS, rope_parameters=BY_LAYER)),
+    "GLM-4": Kind("qwen2", GLM, "<|user|>\n", GLM_CHAT),
+    "Nemotron-Mini": Kind("llama", NEMOTRON, "\n<extra_id_1>User\n", NEMOTRON_CHAT),
     # Families whose published models have no chat template.
     "GPT-NeoX": Kind("gpt_neox", SMOLLM_2, CHATML_TURN, CHATML),
     "OPT": Kind("opt", SMOLLM_2, CHATML_TURN, CHATML),

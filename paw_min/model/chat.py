@@ -40,7 +40,10 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer, published: Iterable[int] = ()):
         self.tokenizer = tokenizer
-        ends = dict.fromkeys([turn_end(tokenizer), *published, tokenizer.eos_token_id])
+        # What closes a turn whose end token the template does not write.
+        end = turn_end(tokenizer)
+        self.role = next_role(tokenizer) if end is None else []
+        ends = dict.fromkeys([end, *self.role[-1:], *published, tokenizer.eos_token_id])
         ends.pop(None, None)
         self.eos_ids = list(ends)
         self.pad_id = tokenizer.pad_token_id
@@ -69,6 +72,8 @@ class ChatTokenizer:
         left out if the response has it. A response that reached the token limit has not.
         """
         between = self.turn_ids
+        if self.role:  # The role stands before o' once, whatever else has ended the response.
+            return between[len(self.role) :] if response_ids[-1] == self.role[-1] else between
         ends = [place for place, token in enumerate(between) if token in self.eos_ids]
         if ends and response_ids[-1] in self.eos_ids:
             return between[ends[0] + 1 :]  # Llama 2 writes a space before it
@@ -140,7 +145,9 @@ class ChatTokenizer:
 
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a response to learn from, with its end token and no second <think>."""
-        return [*self.encode(text.removeprefix(self.opened_thought)), self.eos_ids[0]]
+        return [
+            *self.encode(text.removeprefix(self.opened_thought)), *(self.role or self.eos_ids[:1])
+        ]
 
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of what the chat template has written, control tokens included."""
@@ -212,6 +219,25 @@ def turn_end(tokenizer) -> int | None:
     if ends[0] != ends[1] or not ends[0]:
         return None
     return ends[0][0] if ends[0][0] in control_ids(tokenizer) else None
+
+
+def next_role(tokenizer) -> list[int]:
+    """What ends a turn of a template without an end token, as GLM-4's: the next role's token.
+
+    [] without one, or if the template writes all roles alike. Nemotron-Mini has a newline before.
+    """
+    try:
+        between = turn_text(tokenizer)
+        text = tokenizer.apply_chat_template(TURNS, tokenize=False)
+    except Exception:  # a template for one turn, whatever it raises
+        return []
+    first, second = (turn["content"] for turn in TURNS[:2])
+    if text.partition(first)[2].partition(second)[0] == between:
+        return []
+    ids = tokenizer(between, add_special_tokens=False)["input_ids"]
+    control = control_ids(tokenizer)
+    places = [place for place, token in enumerate(ids) if token in control]
+    return ids[: places[0] + 1] if places else []
 
 
 def control_ids(tokenizer, ends: Iterable[int] = ()) -> set[int]:

@@ -8,6 +8,7 @@ import copy
 import json
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer, decoders
@@ -23,7 +24,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import reason_of
+from paw_min.base.files import read_dict, reason_of
 from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.chat import ChatTokenizer, render
@@ -45,6 +46,10 @@ def load_config(folder: str):
             if start := lora.base_model(folder):  # peft wrote it
                 remedy = f"copy config.json and the tokenizer of {start} into this adapter's folder"
             raise UserError(f"{folder} has no config.json: {remedy}.")
+        path = Path(folder) / "config.json"
+        if path.is_file() and "save_every" in read_dict(path, "restore it"):
+            newest = max(Path(folder).glob("checkpoint-*"), default=f"{folder}/checkpoint-...")
+            raise UserError(f"{folder} is a run, not a model: give its checkpoint, {newest}.")
         look_on_hub(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
@@ -57,6 +62,11 @@ def load_config(folder: str):
                             "text model), which is not supported: use a model for text.")
         # Torch's attention, or else the model's own, whatever config.json names.
         text._attn_implementation = None
+        # Nor has a pass another result than the last hidden states.
+        text.output_attentions = text.output_hidden_states = text.is_encoder_decoder = False
+        text.return_dict = True
+        with TemporaryDirectory() as checkpoint:  # Else no checkpoint could be written.
+            copy.deepcopy(text).save_pretrained(checkpoint)
         return text
 
 
@@ -87,7 +97,23 @@ def checked_tokenizer(folder: str, config):
         if message not in render(tokenizer, [{"role": "user", "content": message}]):
             raise UserError(f"{folder} has a chat template that leaves out the user's message or "
                             "changes it: use another model, or mend its chat_template.jinja.")
+        check_ids(folder, chat, message)
     return tokenizer
+
+
+def check_ids(folder: str, chat: ChatTokenizer, message: str) -> None:
+    """UserError unless this message has the same ids in each call, and its control tokens."""
+    text, ids = chat.render([{"role": "user", "content": message}]), chat.encode_chat(message)
+    if any(chat.encode_chat(message) != ids for _ in range(9)):
+        raise UserError(f"{folder} has a tokenizer or a chat template that draws at random: switch "
+                        "this off in its files.")
+    known = chat.tokenizer.added_tokens_decoder
+    # A longer one may contain a shorter one.
+    for token in sorted(known, key=lambda token: -len(known[token].content)):
+        if known[token].content in text and token not in ids:
+            raise UserError(f"{folder} has a tokenizer that reads {known[token].content!r}, which "
+                            "its chat template writes, as text: mend this in its tokenizer.json.")
+        text = text.replace(known[token].content, " ")
 
 
 def end_tokens(generation: GenerationConfig) -> list[int | None]:
@@ -114,13 +140,20 @@ def published_tokenizer(folder: str, config):
         raise UserError(f"{folder} has a wrong tokenizer.json, as many Mistral models have: load "
                         "it with AutoTokenizer.from_pretrained(..., fix_mistral_regex=True), and "
                         "save it in the model's folder.")
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if rules(tokenizer.backend_tokenizer) != rules(published):
+    # mistral_format: with mistral-common, a tekken.json would be read in place of tokenizer.json.
+    options = dict(trust_remote_code=False, split_special_tokens=False, mistral_format=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # SentencePiece's classes have none
+    if backend is None or rules(backend) != rules(published):
+        del options["mistral_format"]
         # A class may know an end token that no file names.
         named = {k: v for k, v in tokenizer.special_tokens_map.items() if k.endswith("_token")}
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(
-            folder, trust_remote_code=False, **named
-        )
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **options | named)
+    # A response is read as it was written.
+    tokenizer.clean_up_tokenization_spaces = False
+    model = tokenizer.backend_tokenizer.model
+    for draws in {"dropout", "alpha", "nbest_size"} & {*dir(model)}:  # the pieces of a word
+        setattr(model, draws, None)
     return tokenizer
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import threading
+from collections import deque
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -12,16 +13,19 @@ import pytest
 import torch
 from huggingface_hub import constants, hf_api
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from paw_min.base.errors import UserError
 from paw_min.base.hub import ask
 from paw_min.config import Config
 from paw_min.model import lora
+from paw_min.model.batches import collate
 from paw_min.model.loading import load_policy, load_tokenizer
+from paw_min.model.sampler import HFSampler, Request
 from paw_min.retrieval.dense import Encoder
 from paw_min.running import memory
-from tests.helpers import change, make_policy, one_sentence
+from tests.helpers import TOKEN_ROWS, change, make_policy, one_sentence
 from tests.retrieval import make_encoder
 
 # ---- damaged folders ----
@@ -106,6 +110,57 @@ def test_a_damaged_folder_is_one_sentence_the_same_in_a_plan(tmp_path, damage, r
         with one_sentence(reason) as error:
             load(str(tmp_path))
         assert str(tmp_path) in str(error.value) or "Qwen3ForCausalLM" in str(error.value)
+
+
+@pytest.mark.parametrize("settings", [
+    {"output_attentions": True}, {"output_hidden_states": True}, {"return_dict": False},
+    {"torchscript": True}, {"is_encoder_decoder": True},
+    {"use_cache": False}, {"temperature": 0.7, "do_sample": True, "repetition_penalty": 1.3},
+    {"output_scores": True, "return_dict_in_generate": True}, {"gradient_checkpointing": True},
+    {"output_attentions": True, "output_hidden_states": True, "return_dict": False,
+     "_attn_implementation": "eager"},
+], ids=str)
+def test_what_config_json_switches_on_is_off_and_can_be_saved(settings, tmp_path):
+    def played(policy) -> tuple[Tensor, list[int]]:
+        sampler, request = HFSampler(), Request(0, [3, 9, 10], 1)
+        with sampler.sync(policy):
+            ((response,),) = sampler.generate(deque([request]), 1.0, 4)
+        return policy(collate(TOKEN_ROWS, [True] * 3, pad_id=0)).logp, response.ids
+
+    plain = make_policy("qwen3")
+    plain.save(tmp_path / "start")
+    logp, ids = played(plain)
+    edit("config.json", **settings)(tmp_path / "start")
+    edit("generation_config.json", **settings)(tmp_path / "start")
+    for folder in ("start", "saved"):
+        policy = load_policy(str(tmp_path / folder))
+        again = played(policy)
+        assert torch.equal(again[0], logp) and again[1] == ids
+        policy.save(tmp_path / "saved")
+
+
+def test_a_setting_that_transformers_computes_is_refused(tmp_path):
+    make_policy("qwen3").save(tmp_path)
+    edit("config.json", use_return_dict=False)(tmp_path)
+    with one_sentence("cannot be loaded .*use_return_dict"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_settings_that_cannot_be_saved_are_refused_by_a_plan(tmp_path, monkeypatch):
+    make_policy("qwen3").save(tmp_path)
+
+    def fail(config, folder):
+        raise ValueError("these settings cannot be saved")
+
+    monkeypatch.setattr(Qwen3Config, "save_pretrained", fail)
+    with one_sentence("cannot be loaded .these settings cannot be saved"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_run_folder_is_no_model(finished):
+    for load in (load_tokenizer, load_policy):
+        with one_sentence(f"{finished} is a run.*{finished}/checkpoint-000001"):
+            load(str(finished))
 
 
 def test_a_tokenizer_without_an_end_token_gets_the_models(tmp_path):

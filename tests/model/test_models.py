@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from paw_min import train
 from paw_min.config import Config
@@ -124,6 +124,120 @@ def test_a_published_model_is_planned_loaded_sampled_trained_saved_and_exported(
                 for weight in policy.model.parameters():
                     weight.copy_(weight.bfloat16())
             assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
+
+
+@pytest.mark.parametrize("name, closing", [
+    ("GLM-4", "<|user|>"), ("Nemotron-Mini", "\n<extra_id_1>"), ("Qwen2.5", "<|im_end|>"),
+])
+def test_a_label_ends_as_the_template_ends_a_turn(name, closing, tmp_path):
+    """Where it has no end token, with the token of the next role, which is not repeated."""
+    folder = write_published(PUBLISHED[name], tmp_path)
+    made = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    policy = load_policy(folder)
+    label = policy.encode_response("look")
+    ids = made.encode(closing, add_special_tokens=False).ids
+    assert label[-len(ids) :] == ids and policy.decode(label).strip() == "look"
+    if name == "GLM-4":  # Its pieces do not depend on the text before.
+        turns = [{"role": role, "content": text} for role, text in (
+            ("user", "a"), ("assistant", "look"), ("user", "b"))]
+        text = policy.tokenizer.apply_chat_template(turns, tokenize=False)
+        written = policy.encode_rendered(text)
+        behind = policy.separator(label)
+        assert written == [*policy.encode_chat("a"), *label, *behind, *policy.encode("b")]
+        other = made.token_to_id("<|endoftext|>")  # which the template never writes
+        assert policy.separator([*label[:-1], other]) == [label[-1], *behind]
+        assert other in policy.eos_ids
+
+
+SETTINGS = {  # of tokenizer_config.json
+    "split_special_tokens": {"split_special_tokens": True},
+    "add_bos_token": {"add_bos_token": True, "add_eos_token": True},
+    "add_prefix_space": {"add_prefix_space": True, "legacy": True},
+    "cleanup": {"clean_up_tokenization_spaces": True},
+    "sampling": {"sp_model_kwargs": {"enable_sampling": True, "alpha": 0.1, "nbest_size": -1}},
+    "padding": {"padding_side": "left", "truncation_side": "left", "model_max_length": 4},
+}
+
+
+@pytest.mark.parametrize("kind", ["Qwen2.5", "Llama-2"])
+@pytest.mark.parametrize("name", [*SETTINGS, "dropout", "truncation"])
+def test_settings_of_a_tokenizers_files_change_no_ids(name, kind, tmp_path):
+    kind = PUBLISHED[kind]
+    folder = write_published(kind, tmp_path)
+    path = tmp_path / "tokenizer.json"
+    made = Tokenizer.from_file(str(path))
+    if name == "dropout":
+        content = json.loads(path.read_text())
+        content["model"]["dropout"] = 0.9
+        path.write_text(json.dumps(content))
+    elif name == "truncation":
+        other = Tokenizer.from_file(str(path))
+        other.enable_truncation(2)
+        other.enable_padding(length=64)
+        other.save(str(path))
+    else:
+        change(tmp_path / "tokenizer_config.json", **SETTINGS[name])
+    text = "a . b , c 's"
+    ids = made.encode(text, add_special_tokens=False).ids
+    expected = made.decode(ids, skip_special_tokens=False)
+    for _ in range(2):
+        policy = load_policy(folder)
+        check_tokens(policy, made, kind)
+        assert policy.decode(policy.encode(text)) == expected
+        folder = str(tmp_path / "saved")
+        policy.save(folder)
+
+
+def test_a_tokenizer_of_pieces_draws_none(tmp_path):
+    folder = write_published(PUBLISHED["Llama-2"], tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    words = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    vocab = [[word, -1.0 - (len(word) < 2)] for word in words]
+    content["model"] = {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": True,
+                        "nbest_size": 64, "alpha": 0.1}
+    path.write_text(json.dumps(content))
+    policy = load_policy(folder)
+    assert len({tuple(policy.encode("take mug 1 from desk 2")) for _ in range(30)}) == 1
+
+
+@pytest.mark.parametrize("change_it, reason", [
+    # <|im_start|>user is no single word
+    (lambda t: {**t, "single_word": True}, "reads '<.im_start.>', which its chat template writes"),
+])
+def test_a_tokenizer_that_reads_its_control_tokens_as_text_is_refused(change_it, reason, tmp_path):
+    folder = write_published(PUBLISHED["Qwen2.5"], tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"] = [change_it(token) for token in content["added_tokens"]]
+    path.write_text(json.dumps(content))
+    for load in (load_tokenizer, load_policy):
+        with one_sentence(reason):
+            load(folder)
+
+
+def test_a_template_that_draws_is_refused(tmp_path):
+    folder = write_published(PUBLISHED["Qwen2.5"], tmp_path)
+    template = "{{ ['a', 'b', 'c', 'd', 'e'] | random }}" + CHATML
+    change(tmp_path / "tokenizer_config.json", chat_template=template)
+    with one_sentence("at random"):
+        load_tokenizer(folder)
+
+
+def test_tekken_json_beside_mistral_common(tmp_path, monkeypatch):
+    """The class that transformers then takes has no backend_tokenizer."""
+    kind = PUBLISHED["Mistral-Nemo"]
+    folder = write_published(kind, tmp_path)
+    (tmp_path / "tekken.json").write_text("{}")
+    of_transformers = AutoTokenizer.from_pretrained
+
+    def with_mistral_common(folder, mistral_format=None, **options):
+        if mistral_format is False:
+            return of_transformers(folder, mistral_format=False, **options)
+        return SimpleNamespace(special_tokens_map={})
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", with_mistral_common)
+    check_tokens(load_policy(folder), Tokenizer.from_file(f"{folder}/tokenizer.json"), kind)
 
 
 @pytest.mark.parametrize("special, pad", [(True, None), (False, None), (True, "<unused63>")])
