@@ -107,13 +107,12 @@ def check_ids(folder: str, chat: ChatTokenizer, message: str) -> None:
     if any(chat.encode_chat(message) != ids for _ in range(9)):
         raise UserError(f"{folder} has a tokenizer or a chat template that draws at random: switch "
                         "this off in its files.")
-    known = chat.tokenizer.added_tokens_decoder
-    # A longer one may contain a shorter one.
-    for token in sorted(known, key=lambda token: -len(known[token].content)):
-        if known[token].content in text and token not in ids:
-            raise UserError(f"{folder} has a tokenizer that reads {known[token].content!r}, which "
-                            "its chat template writes, as text: mend this in its tokenizer.json.")
-        text = text.replace(known[token].content, " ")
+    words = {chat.tokenizer.convert_ids_to_tokens(token): token for token in chat.control_ids}
+    for word in sorted(words, key=len, reverse=True):  # A longer one may contain a shorter one.
+        if word in text and words[word] not in ids:
+            raise UserError(f"{folder} has a tokenizer that reads {word!r}, which its chat "
+                            "template writes, as text: mend this in its tokenizer.json.")
+        text = text.replace(word, " ")
 
 
 def end_tokens(generation: GenerationConfig) -> list[int | None]:
