@@ -4,14 +4,15 @@
     python -m examples.probable examples.boxes --wm-scale 1
 
 It is ECHO (arXiv 2605.24517) with one change, Eq. 7 upside down: a token with p < 0.01 is not
-trained. Cross entropy pulls hardest at such tokens, and where observations have ids, hashes or
-serial numbers of many words, these are memorized and are of no use. Where an observation has no
-such words, ECHO does as well.
+trained. Cross entropy pulls hardest at such tokens. Where observations have words that are fixed
+for one item, such as ids, hashes or a description, it memorizes them, and they are of no use. Where
+there are none, ECHO does as well.
 
-Its weakness: a fact that starts below p = 0.01 is learned late, such as one of 128 names, or one
-that few observations show. Noise that starts above it is trained, such as single digits. The floor
-should lie between the two: research/README.md has a table of worlds by losses. The stored runs
-with SmolLM2, at --wm-scale 1, had a floor of 0.03.
+Its weakness: a fact that starts below the floor is learned late, such as one of 128 names; and
+useless words that start above it are memorized, such as 8 of 64 words, where a floor of 0.03 was
+better. So change FLOOR to lie between the chance of such a word and that of a fact.
+research/README.md has a table of worlds by losses. The stored runs with SmolLM2, at --wm-scale 1,
+had a floor of 0.03.
 
 METHOD_PRESETS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with
 PaW's selection, balance and weight has {} in its place. The flags are those of the benchmark's run

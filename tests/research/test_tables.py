@@ -70,3 +70,20 @@ def test_a_row_or_a_column_may_be_a_world(fill):
         "| comparison | world | expected | difference |",
         "| paw - grpo | plain | above 0 | |", world="",
     ) == ["| paw - grpo | plain | above 0 | +6.0 [+3.2, +8.8] |"]
+
+
+def test_the_best_loss_of_a_world_is_bold(tmp_path, monkeypatch):
+    """Means are over the seeds that all losses with at least six have; a placebo is no loss."""
+    success = {
+        "grpo": range(10, 17), "paw": range(20, 27), "ce 0.05": range(20, 26), "probable": [99] * 5,
+        "echo placebo": [100] * 7,
+    }
+    lines = [
+        {"arm": f"{arm}-kl", "seed": seed, "success": [0.0, percent / 100]}
+        for arm, values in success.items() for seed, percent in enumerate(values)
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    monkeypatch.setattr(tables, "WORLDS", (("fog", "a lie", ("runs.jsonl",), "", "-kl"),))
+    *_, line = tables.losses().splitlines()
+    assert line == "| fog | a lie | 6 | 12.5 | **22.5** | **22.5** | - | - | - |"
