@@ -39,6 +39,5 @@ python -u -m examples.hidden "$@" | tee -i "$output"
 run=$(sed -n 's/^the run: //p' "$output")
 [ -n "$run" ] || exit 0 # --help, --dry-run, --eval-only
 python -m paw_min.page "$run" >/dev/null
-sed -n '/^held-out success/p' "$output"
 echo "to open: $run/page.html (what was learned, token by token) and $run/curves.png"
 echo "to try next: bash run.sh --no-paw (GRPO alone), bash run.sh run_alfworld.py, and LEARN.md"
