@@ -193,6 +193,10 @@ def test_responses_end_at_the_first_end_token(make_tokenizer):
     assert all(r.ids[-1] in policy.eos_ids for r in out if len(r.ids) < 8)
     assert not any(set(r.ids[:-1]) & set(policy.eos_ids) for r in out)
     assert all(len(r.logps) == len(r.ids) for r in out)
+    # Where a tokenizer names no padding, rows that have ended are filled with an end token.
+    policy.pad_id = policy.eos_ids[0]
+    again = sample(policy, [ROWS[0].prompt_ids] * 200, range(200), 1.0, 8)
+    assert tokens(again) == tokens(out)
 
 
 def test_published_sampling_defaults_are_switched_off():

@@ -142,6 +142,7 @@ def test_help_has_the_values_of_the_command_in_front_of_it(words, lines, capsys)
 
 @pytest.mark.parametrize("words, message", [
     (["--rho", "1.5"], "--rho 1.5 is out of range: it must be in .0, 1.[.]"),
+    (["--alpha", "0"], "--alpha 0.0 is out of range"),
     (["--shard"], "add --sampler vllm"),
     (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
     (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
