@@ -18,8 +18,9 @@ used without any prediction.
     python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
 trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
-observations of other actions as targets. Without GRPO's KL term (--kl 0), they win 36, 95 and 36 %
-of the tasks in the end, on average over 16 seeds (research/LOG.md).
+observations of other actions as targets. On average over 16 seeds, they win 88, 96 and 87 % of the
+tasks in the end, and half of the seeds win 80 % after 175, 100 and 175 updates. Without GRPO's KL
+term (--kl 0), they win 36, 95 and 36 % in the end (research/LOG.md).
 
 Read this file from top to bottom: the world, the model, sampling, the equations, an update, a run,
 the comparison. To try an idea, change `top_alpha`, `clipped_mae` or `World`; three_worlds.py has a

@@ -2,6 +2,7 @@
 
     python -m research.tables [PAGE ...]    rewrites them (default: in all pages)
     python -m research.tables --check       only says which pages would change
+    python -m research.tables --figure      draws the figure of README.md, too
 
 A table stands between two comments. The first one names files of runs, relative to research/, and
 perhaps a world in them:
@@ -35,6 +36,7 @@ from paw_min.base.flags import Parser
 from paw_min.running.runs import read_metrics
 from research.bench import memory, step
 from research.board import __main__ as the_board
+from research.front_figure import draw, reached_table
 from research.study import (
     Measure,
     Runs,
@@ -140,7 +142,9 @@ def number(runs: Runs, row: str, column: str) -> str:
 
 OURS = "grpo", "paw", "placebo"
 STUDIES = (  # row, file, world, arms, entry of LOG.md
-    ("locks, 0.1 M parameters", "locks/runs.jsonl", "", (*OURS, "ce 0.05"), "locks"),
+    ("locks, KL term, 0.1 M parameters", "locks/kl.jsonl", "", (*OURS, "echo"),
+     "locks-with-a-kl-term"),
+    ("the same without the KL term", "locks/runs.jsonl", "", (*OURS, "ce 0.05"), "locks"),
     ("locks in the package, KL term, other seeds", "locks/package.jsonl", "", (*OURS, "echo"),
      "locks-in-the-package"),
     ("locks with serial numbers", "locks/worlds.jsonl", "large", (*OURS, "echo 0.05"),
@@ -356,6 +360,10 @@ def consistency() -> str:
 # ---- what its command prints ----
 
 
+def reached() -> str:
+    return reached_table()
+
+
 def board() -> str:
     return the_board.table(the_board.read_results())
 
@@ -421,5 +429,8 @@ if __name__ == "__main__":
         parser = Parser(description=__doc__)
         parser.add_argument("pages", nargs="*", type=Path, help="Markdown files (default: all)")
         parser.add_argument("--check", action="store_true", help="rewrite nothing")
+        parser.add_argument("--figure", action="store_true", help="draw research/locks/curves.png")
         args = parser.parse_args()
+        if args.figure:
+            draw()
         main(args.pages, args.check)

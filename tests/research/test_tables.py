@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from research import tables
+from research import front_figure, tables
 
 ROOT = tables.ROOT
 
@@ -87,3 +87,25 @@ def test_the_best_loss_of_a_world_is_bold(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "WORLDS", (("fog", "a lie", ("runs.jsonl",), "", "-kl"),))
     *_, line = tables.losses().splitlines()
     assert line == "| fog | a lie | 6 | 12.5 | **22.5** | **22.5** | - | - | - |"
+
+
+def test_updates_to_80_percent(tmp_path, monkeypatch):
+    """With four seeds, half of them are two; a seed without one of the arms does not count."""
+    success = {
+        "grpo": [[0.1, 0.2, 0.3], [0.1, 0.9, 0.2], [0.0, 0.1, 0.79], [0.0, 0.8, 0.8]],
+        "paw": [[0.9, 0.9, 0.9], [0.1, 0.2, 0.9], [0.1, 0.2, 0.8], [0.8, 0.2, 0.1]],
+        "placebo": [[0.0, 0.0, 0.7]] * 4,
+        "echo": [[0.0, 0.8, 0.9]] * 5,
+    }
+    lines = [
+        json.dumps({"arm": arm, "seed": seed, "update": [0, 25, 50], "success": curve})
+        for arm, curves in success.items() for seed, curve in enumerate(curves)
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    side = ("here", tmp_path / "runs.jsonl", tuple(success))
+    monkeypatch.setattr(front_figure, "SIDES", [side])
+    rows = front_figure.reached_table().splitlines()[2:]
+    assert rows == [
+        "| GRPO | 25 (2 of 4 seeds) |", "| PaW | 0 (4 of 4 seeds) |",
+        "| placebo | not in 200 (0 of 4 seeds) |", "| ECHO | 25 (4 of 4 seeds) |",
+    ]
