@@ -57,8 +57,8 @@ def default_device() -> str:
 
     Without cuDNN's attention, for the rest of this process. On an H100, H200 or B200, torch 2.13
     would take it first (sdp_utils.cpp: check_prefer_cudnn_attention), and it makes a plan for every
-    new shape, in about 30 ms (cudnn/MHA.cpp: MHAParams). Rows have many lengths, and a sampler's
-    keys one more with every token. vLLM switches it off, too (vllm/platforms/cuda.py).
+    new shape, in tens of milliseconds (cudnn/MHA.cpp: MHAParams). Rows have many lengths, and a
+    sampler's keys one more with every token. vLLM switches it off, too (vllm/platforms/cuda.py).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     return "cuda" if torch.cuda.is_available() else "cpu"

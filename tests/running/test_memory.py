@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections import namedtuple
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from paw_min.base.errors import UserError
 from paw_min.cli import parse_args
 from paw_min.config import METHOD_PRESETS, Config
 from paw_min.envs.benchmarks import NAMES, presets_of
-from paw_min.model import lora
+from paw_min.model import lora, shard
 from paw_min.model.loading import load_policy
 from paw_min.model.policy import Policy
 from paw_min.model.published import empty_model
@@ -120,6 +121,18 @@ def test_a_reference_is_dropped_from_the_gpu(family):
 
 def everything(module):
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def test_the_communicator_of_shards_is_made_before_vllm_wakes(monkeypatch):
+    """Its first call makes it. Policies are sharded before the first sync."""
+    made = []
+    monkeypatch.setattr(distributed, "all_reduce", lambda tensors: made.append(tensors[0].device))
+    monkeypatch.setattr(shard, "init_device_mesh", lambda *args: None)
+    monkeypatch.setattr(shard, "fully_shard", Mock(side_effect=KeyboardInterrupt))
+    policy = make_policy()
+    with pytest.raises(KeyboardInterrupt):
+        shard.shard_policy(policy)
+    assert made == [policy.device]
 
 
 # ---- a run ----
