@@ -56,6 +56,7 @@ REAL = (
 )
 TINY = "--max-response-tokens 16 --max-turns 3 --mini-batch 8"
 RATE = {"real": 3e-5, "tiny": 3e-3}  # An update moves the policy by far more than rounding (KL).
+SMALL_GAP = 0.02  # nats: a policy that is nearly certain has a first gap of 0, and more later
 LORA = "--lora-rank 16"
 LORA_RATE = 1e-5  # of the presets 24gb and 80gb
 TWO_RANKS = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -134,8 +135,10 @@ def parts_of_update(line: dict, first_gap: float | None) -> Iterator[Part]:
     if "sampler_gap" not in line:
         yield Part("evaluation", True, f"success {line['eval_success']:.2f}")
         return
-    # Rounding is the same in every update. Weights that did not arrive add what was learned since.
-    limit = MAX_GAP["bf16"] if first_gap is None else min(MAX_GAP["bf16"], 2 * first_gap)
+    # Rounding is much the same in every update. Weights that did not arrive add what was learned.
+    limit = MAX_GAP["bf16"]
+    if first_gap is not None:
+        limit = min(limit, max(2 * first_gap, SMALL_GAP))
     gap = line["sampler_gap"]
     yield Part(f"sync {line['update']}", gap < limit,
                f"gap {gap:.1e} nats a token (limit {limit:.1e})")

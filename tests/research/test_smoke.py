@@ -72,13 +72,20 @@ def test_a_run_that_does_not_start_is_wrong(capsys, tmp_path):
 
 @pytest.mark.parametrize("fault, part", [
     ({}, None), ({"sampler_gap": 0.2}, "sync 2"), ({"sampler_gap": float("nan")}, "sync 2"),
-    ({"sampler_gap": 0.021}, "sync 2"),  # twice that of the first
+    ({"sampler_gap": 0.05}, "sync 2"),  # more than twice that of the first
+    ({"sampler_gap": 0.03}, None),
     ({"asleep_gb": 9.0}, "sleep"),  # a sleep that keeps memory
     ({"grad_norm": float("nan")}, "update 2"),
 ])
 def test_a_part_that_is_wrong(fault, part):
-    found = smoke.parts_of_update(LINE | fault, first_gap=0.01)
+    found = smoke.parts_of_update(LINE | fault, first_gap=0.02)
     assert [one.name for one in found if not one.right] == ([part] if part else [])
+
+
+@pytest.mark.parametrize("gap, right", [(0.015, True), (0.03, False)])
+def test_a_first_gap_of_nothing_leaves_room_for_rounding(gap, right):
+    first, *_ = smoke.parts_of_update(LINE | {"sampler_gap": gap}, first_gap=1e-6)
+    assert first.right == right
 
 
 def test_adapters_that_vanish_in_the_merge_are_found(monkeypatch):
