@@ -259,6 +259,18 @@ def test_limits(monkeypatch):
     assert play(["1"], max_prompt_tokens=8)[3]["prompts_cut"] == 1
 
 
+class FirstCut(Script):
+    """The first response in a slot was stopped by the limit of tokens."""
+
+    def answer(self, slot):
+        return replace(super().answer(slot), cut=self.turns[slot] == 1)
+
+
+def test_cut_responses_are_a_fraction_of_the_rows():
+    stats = play(["2", "2"], sampler=FirstCut)[3]
+    assert stats["responses_cut"] == 0.5
+
+
 # ---- no lock-step ----
 
 
