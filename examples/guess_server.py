@@ -1,8 +1,12 @@
-"""A guessing game as an OpenEnv server, for openenv_paw.py: python -m examples.guess_server
+"""A guessing game as an OpenEnv server, for openenv_paw.py.
+
+    python -m examples.guess_server [--port 8000]
 
 The number is from 0 to 9 and comes from the seed. The answers tell whether it is higher or lower,
 and, as a rule worth modeling, every second answer is a lie.
 """
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 import uvicorn
 from openenv.core import Action, Environment, Observation, State, create_app
@@ -37,4 +41,6 @@ class Guess(Environment):
 app = create_app(Guess, Say, Hear, max_concurrent_envs=256)
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=8000, log_level="warning")
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8000, help="where it answers (default 8000)")
+    uvicorn.run(app, host="127.0.0.1", port=parser.parse_args().port, log_level="warning")

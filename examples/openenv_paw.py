@@ -106,6 +106,8 @@ def load(cfg: Config, url: str) -> Tasks:
         raise
     except Exception as why:  # whatever the answer of another server ends in
         shown, reason = masked(url), masked(repr(why))
+        if isinstance(why, requests.ConnectionError):  # its text is that of three exceptions
+            reason = "nothing answers there"
         raise UserError(f"{shown!r} is no OpenEnv server ({reason:.300}): start one.") from why
     seeds = [str(seed) for seed in range(sum(sizes))]
     return Tasks(seeds[: sizes[0]], seeds[sizes[0] :],

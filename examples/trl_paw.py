@@ -10,6 +10,7 @@ Legend: N rows, C tokens of the longest completion, K steps of the longest episo
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
@@ -175,6 +176,7 @@ if __name__ == "__main__":
             (config,) = parser.parse_args_into_dataclasses()
         except ValueError as error:  # PaWConfig refused a value, or a flag is unknown
             raise UserError(str(error)) from error
+        print(f"checkpoints: {Path(config.output_dir).resolve()} (--output_dir)")
         games = Dataset.from_dict({"prompt": list_games(toy.default_data("alfworld"), "train")})
         model = toy.default_model("alfworld")
         PaWTrainer(model, reward, config, train_dataset=games, rollout_func=play).train()

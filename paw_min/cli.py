@@ -3,11 +3,10 @@
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from paw_min.base.errors import UserError, user_errors
+from paw_min.base.errors import INTERRUPTED, UserError, user_errors
 from paw_min.base.files import expanded
 from paw_min.base.flags import Parser, add_flags, flag
 from paw_min.config import FREE_TO_CHANGE, METHOD_PRESETS, OF_PAW, Config, check
@@ -27,7 +26,7 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
     """
     from paw_min.base import distributed
     from paw_min.running.plan import dry_run
-    from paw_min.running.runs import where_it_continues
+    from paw_min.running.runs import interrupted
     from paw_min.train import paw, train
 
     if method:
@@ -37,8 +36,10 @@ def main(env: str, presets: dict[str, dict], doc: str, method=None, argv=None) -
         if mode == "dry-run":
             dry_run(cfg)
         else:
-            with where_it_continues(cfg) if mode == "train" else nullcontext():
+            try:
                 train(cfg, mode == "eval-only", method or paw)
+            except KeyboardInterrupt:
+                sys.exit(interrupted(cfg) if mode == "train" else INTERRUPTED)
         distributed.finish()
 
 

@@ -40,8 +40,8 @@ def user_errors(named: Callable[[str], str] = str):
             sys.stdout.flush()
     except UserError as error:
         sys.exit(named(f"error: {error}"))
-    except KeyboardInterrupt as stop:
-        sys.exit(str(stop) or INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The interpreter would try again at its end, and report that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -189,15 +189,13 @@ def free_of_groups(system: Path) -> float:
     groups = system / "proc/self/cgroup"
     for line in groups.read_text("utf-8").splitlines() if groups.exists() else []:
         _, name, path = line.split(":", 2)
-        if name not in GROUPS:
-            continue
-        limit, use, cache = GROUPS[name]
         root = system / "sys/fs/cgroup" / name
         group = root / path.lstrip("/")
         # The limits of the groups above hold, too. The path may be that of the host: then the
         # container sees its own group as the root.
         for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # no such file, or no number but "max": no limit
+            with suppress(KeyError, OSError, ValueError):  # not of memory; no file, or "max"
+                limit, use, cache = GROUPS[name]
                 most, used = (int((folder / file).read_text("utf-8")) for file in (limit, use))
                 stat = (folder / "memory.stat").read_text("utf-8").split()  # names, numbers
                 free.append(most - used + int(stat[stat.index(cache) + 1]))

@@ -23,8 +23,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -190,12 +189,16 @@ class Run:
 
 
 def source_digests(env: str) -> dict[str, str]:
-    """Digests of the package's files, and of the program's and its environment's, by name."""
+    """Digests of source files by name: the package's, and those behind this program.
+
+    The latter are the program, the module of its environment, and what they use of their folders.
+    """
     package = Path(__file__).parents[1]
-    files = {*package.rglob("*.py")}
-    for module in ("__main__", BENCHMARKS[env].load.__module__):  # such as examples.tapo
-        file = Path(getattr(sys.modules[module], "__file__", None) or package)
-        files |= {file} if file.is_file() else set()
+    names = ("__main__", BENCHMARKS[env].load.__module__)  # such as examples.tapo
+    path_of = {name: getattr(m, "__file__", None) or "" for name, m in list(sys.modules.items())}
+    folders = {os.path.dirname(path_of[name]) for name in names if path_of[name]}
+    used = {Path(path) for path in path_of.values() if os.path.dirname(path) in folders}
+    files = {file for file in {*package.rglob("*.py"), *used} if file.is_file()}
     return {
         os.path.relpath(file, package.parent): hashlib.blake2b(file.read_bytes()).hexdigest()[:16]
         for file in sorted(files)
@@ -224,16 +227,12 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
     return max(Path(folder).glob(CHECKPOINTS), key=updates_done, default=None)
 
 
-@contextmanager
-def where_it_continues(cfg: Config) -> Iterator[None]:
-    """Ctrl-C also says at which update the same command will continue."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        checkpoint = newest_checkpoint(Path(cfg.out) / cfg.name)
-        place = f"after update {updates_done(checkpoint)}" if checkpoint else (
-            f"at update 0, since no checkpoint was written (--save-every {cfg.save_every})")
-        raise KeyboardInterrupt(f"interrupted: the same command continues {place}") from stop
+def interrupted(cfg: Config) -> str:
+    """After Ctrl-C: where the same command continues."""
+    checkpoint = newest_checkpoint(Path(cfg.out) / cfg.name)
+    place = f"after update {updates_done(checkpoint)}" if checkpoint else (
+        f"at update 0, since no checkpoint was written (--save-every {cfg.save_every})")
+    return f"interrupted: the same command continues {place}"
 
 
 def updates_done(checkpoint: Path) -> int:

@@ -136,6 +136,20 @@ def test_a_ready_index(letters, encoder, vectors, tmp_path):
         assert Dense(letters, encoder, path).search(["a b", "h g"], 5) == expected
 
 
+def test_an_approximate_index_may_miss_half_of_the_passages(
+    letters, encoder, vectors, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dense, "SAMPLE", 60)
+    for found in (30, 29):
+        changed = np.concatenate([vectors[:found], -vectors[found:]])  # these find others
+        path = write_index(tmp_path / f"{found}.index", faiss.IndexFlatIP(16), changed)
+        if found == 30:
+            assert len(Dense(letters, encoder, path).search(["a b"], 5)[0]) == 5
+        else:
+            with pytest.raises(ValueError, match="29 of 60 find themselves"):
+                Dense(letters, encoder, path)
+
+
 class OwnIds(faiss.IndexIDMap):
     def add(self, vectors):
         self.add_with_ids(vectors, np.arange(1000, 1060))

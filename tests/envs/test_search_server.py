@@ -258,6 +258,15 @@ def test_a_bad_answer_costs_the_turn_of_one_query_or_time_or_the_run(
             ask()
 
 
+def test_no_proxy_of_the_environment_is_asked(server, monkeypatch):
+    """It would not find a local server."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(search_client, "START", 0.1)
+    assert SearchClient(server.url).search(["q"], 1) == [hits_for("q", 1)]
+
+
 def test_a_start_waits_for_a_server_that_fails_at_first(server, monkeypatch):
     def late(handler, request):
         time.sleep(0.3)

@@ -29,6 +29,7 @@ from paw_min.update import ObservationLoss, mini_batches, optimize, prepare
 from tests.helpers import BASE, EPISODES, ROWS, SMOLLM2, make_policy, plain_logp, weights_of
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "README.md"
 PAGE = Path(__file__).parents[2] / "paw_min" / "envs" / "README.md"
 
 
@@ -70,6 +71,34 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
         if answer:
             logp = plain_logp(policy, row)[len(row.response_ids) :][answer]
             (weight * loss_of(logp).mean()).backward()
+
+
+def test_the_recipe_of_another_signal_selects_by_the_margin():
+    """The page's own code, against a plain pass of each row."""
+    (code,) = re.findall(r"```python\n([^`]*response_batches[^`]*)```", EXAMPLES.read_text("utf-8"))
+    names = {}
+    exec(code, names)
+    cfg, s = Config(**BASE | dict(temperature=0.7, alpha=0.5)), session()
+    rows = prepared(cfg, s)
+    expected = torch.full((len(ROWS),), -torch.inf)
+    for i, row in enumerate(ROWS):
+        if row.obs_ids:
+            ids = torch.tensor([row.prompt_ids + row.response_ids])
+            logits = s.policy.model(ids).logits[0, len(row.prompt_ids) - 1 : -1]
+            two = (logits / 0.7).softmax(-1).topk(2).values
+            expected[i] = (two[:, 1] - two[:, 0]).mean()
+    count = math.ceil(0.5 * sum(rows.candidates.tolist()))
+    selected = set(expected.argsort(descending=True)[:count].tolist())
+    assert selected != set(rows.selected.nonzero()[:, 0].tolist())
+    learned = Mock()
+    names["paw"] = learned
+    names["margin"](cfg, s, rows, 1)
+    given = learned.call_args.args[2]
+    assert set(given.selected.nonzero()[:, 0].tolist()) == selected
+    weights = losses.row_weights(rows.group, given.selected, rows.lambdas)
+    assert torch.equal(given.row_weight, weights) and not torch.equal(weights, rows.row_weight)
+    names["paw"] = train.paw
+    assert names["margin"](cfg, s, rows, 1)["wm_loss"] > 0  # with a gradient
 
 
 # ---- the command ----

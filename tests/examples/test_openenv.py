@@ -1,7 +1,9 @@
 """PaW on an OpenEnv server: OpenEnv's own client and server at a real port of this process."""
 
 import json
+import runpy
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -59,10 +61,19 @@ def test_a_run_on_the_guessing_game(url, settings, tmp_path):
 def test_no_server(data, settings, tmp_path, capsys):
     with pytest.raises(UserError, match="is no OpenEnv server .*: start one") as error:
         train.train(Config(**settings, data=data))
+    assert len(str(error.value)) < 200
     with pytest.raises(ConnectionError) as lost:  # as in an episode: its text is printed and stored
         openenv_paw.connect(data)
     stored = (tmp_path / "r" / "config.json").read_text()
     assert "secret" not in f"{error.value} {lost.value} {stored} {capsys.readouterr()}"
+
+
+def test_the_port_of_the_guess_server(monkeypatch):
+    started = Mock()
+    monkeypatch.setattr(uvicorn, "run", started)
+    monkeypatch.setattr(sys, "argv", ["guess_server", "--port", "8123"])
+    runpy.run_path(guess_server.__file__, run_name="__main__")
+    assert started.call_args.kwargs["port"] == 8123
 
 
 def test_a_password_goes_to_the_server(monkeypatch):

@@ -164,3 +164,12 @@ def test_a_wrong_value_ends_in_one_sentence(flags, message, tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(trl_paw.__file__, run_name="__main__")
     assert re.search(f"{message}$", ended.value.code) and "\n" not in ended.value.code
+
+
+def test_it_says_where_it_writes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trl_paw"])
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(GRPOTrainer, "train", lambda self: None)
+    runpy.run_path(trl_paw.__file__, run_name="__main__")
+    assert f"checkpoints: {tmp_path}/trainer_output (--output_dir)\n" in capsys.readouterr().out

@@ -79,6 +79,7 @@ BY_FILES = [  # what a plan knows, too
     (without("tokenizer.json"), "has no tokenizer.json: copy"),
     (more_tokens, "27 tokens for 25 embeddings"),
     (edit("generation_config.json", eos_token_id=[2, 128009]), "end tokens .*128009.*0 to 24"),
+    (edit("generation_config.json", eos_token_id=[2, 25]), "end tokens .*25.*0 to 24"),
     (edit("config.json", quantization_config={"quant_method": "mxfp4"}), "quantized weights"),
     (without("chat_template.jinja"), "has no chat template"),
     (template("{% for"), "cannot be loaded .*unexpected"),
@@ -94,6 +95,8 @@ BY_WEIGHTS = [
     (cut_weights, "not fully covered"),
     (weights(**{UP: None}), f"no weights for {UP}"),
     (weights(**{"model.norm.weight": torch.full([32], torch.nan)}), "weights that are NaN"),
+    # The logits are infinite, and none is NaN.
+    (weights(**{"model.norm.weight": torch.tensor([torch.inf] + 31 * [1.0])}), "or infinite"),
 ]
 
 

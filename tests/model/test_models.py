@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from paw_min import train
@@ -272,6 +272,15 @@ def test_dropout_is_off(tmp_path, family, rates):
     torch.testing.assert_close(policy.train()(batch)[0], expected, atol=5e-6, rtol=0)
 
 
+def test_the_decoder_is_that_of_tokenizer_json(tmp_path):
+    """Gemma's class has all else as the file has it."""
+    folder = write_published(PUBLISHED["Gemma-3"], tmp_path)
+    made = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)])
+    made.save(f"{folder}/tokenizer.json")
+    assert load_tokenizer(folder).decode(made.encode(" go on").ids) == "go on"
+
+
 def test_an_end_token_that_only_the_class_names(tmp_path):
     """Llama's class has </s>, and would lose the spaces of this byte-level vocabulary."""
     tokens = PIECES._replace(steps="digits", named={"unk_token": "<unk>"})
@@ -322,6 +331,7 @@ REFUSED = [  # as published, which for these is not the default of transformers
     ("gemma3_text", dict(use_bidirectional_attention=True), LENGTH),
     ("qwen3_moe", {}, f"model.layers.0.mlp.experts.gate_up_proj {LAYER} Qwen3MoeExperts"),
     ("mamba", dict(state_size=8), LAYER), ("gpt2", {}, f"attn.c_attn.weight {LAYER} Conv1D"),
+    ("lfm2", dict(layer_types=["conv", "full_attention"]), f"conv.conv.weight {LAYER} Conv1d"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Run folders: two processes in one, a full disk at every write, damaged files."""
 
+import importlib
 import json
 import os
 import resource
@@ -14,10 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paw_min import train
-from paw_min.base import distributed, errors, files
+from paw_min import cli, train
+from paw_min.base import distributed, files
 from paw_min.base.errors import UserError
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS, presets_of
+from paw_min.envs.interface import Benchmark
 from paw_min.model.batches import collate
 from paw_min.rows import TokenRow
 from paw_min.running import runs, session
@@ -211,11 +214,16 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     assert "other" in json.loads((finished / "sources.json").read_text())
 
 
-def test_ctrl_c_says_where_the_same_command_continues(config, finished):
-    for name, end in (("r", "after update 1"), ("new", "at update 0, since no checkpoint")):
-        with pytest.raises(SystemExit, match=f"^interrupted: the same command .*{end}"):
-            with errors.user_errors(), runs.where_it_continues(config(name=name)):
-                raise KeyboardInterrupt
+def test_ctrl_c_says_where_the_same_command_continues(finished, monkeypatch):
+    monkeypatch.setattr(train, "train", Mock(side_effect=KeyboardInterrupt))
+    for words, end in (
+        ("--name r", "the same command continues after update 1"),
+        ("--name r --eval-only", "rerun the same command"),
+        ("--name new", "the same command continues at update 0, since no checkpoint"),
+    ):
+        argv = [*words.split(), "--out", str(finished.parent)]
+        with pytest.raises(SystemExit, match=f"^interrupted: {end}"):
+            cli.main("alfworld", presets_of("alfworld"), "", argv=argv)
 
 
 @pytest.mark.parametrize("end, kept", [
@@ -251,12 +259,37 @@ def test_a_run_whose_sources_have_changed_says_so(finished, config, policy, monk
     restore(runs.Run(config()), *policy)
     assert not capsys.readouterr().out
     program.write_text("2")
-    change(stored, **{"paw_min/balance.py": "of another version"})
+    change(stored, **{"paw_min/balance.py": "of another version", "gone.py": "1"})
+    digests = json.loads(stored.read_text())
+    del digests["paw_min/select.py"]  # as if it were new
+    stored.write_text(json.dumps(digests))
     for _ in range(2):
         restore(runs.Run(config()), *policy)
         said = capsys.readouterr().out
         assert said.startswith("changed since the run began: ") and said.count("\n") == 1
-        assert "own.py, paw_min/balance.py; use another --name to keep" in said
+        assert "own.py, gone.py, paw_min/balance.py, paw_min/select.py; use another" in said
+
+
+def test_the_sources_of_a_run(tmp_path, monkeypatch):
+    """All of the package, and the environment's module with the modules beside it that it uses.
+
+    As examples/locks.py, beside examples/boxes.py.
+    """
+    texts = {"own_world": "import own_helper\ndef load(cfg, data): ...\n", "own_helper": "",
+             "not_used": ""}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)  # of an earlier run of this test
+    monkeypatch.syspath_prepend(tmp_path)
+    load = importlib.import_module("own_world").load
+    monkeypatch.setitem(BENCHMARKS, "own", Benchmark(load, {}, lambda response: None))
+    digests = runs.source_digests("own")
+    assert {"paw_min/train.py", "paw_min/envs/search/env.py"} <= digests.keys()
+    ours = {Path(name).name for name in digests if "paw_min/" not in name}
+    assert {"own_world.py", "own_helper.py"} <= ours and "not_used.py" not in ours
+    assert "own_helper.py" not in {Path(name).name for name in runs.source_digests("alfworld")}
+    (tmp_path / "own_helper.py").write_text("FACT = 1\n")
+    assert digests != runs.source_digests("own")
 
 
 @pytest.mark.parametrize("settings, changed, refused", [

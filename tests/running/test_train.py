@@ -172,6 +172,16 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     assert a.read_bytes() == b.read_bytes()
 
 
+def test_evaluations_change_no_number_of_the_training(config, tmp_path):
+    """So a world may be evaluated more often than in its stored runs."""
+    lines = {}
+    for every in (1, 0):
+        train.train(config(name=f"every{every}", eval_every=every))
+        lines[every] = [{key: value for key, value in line.items() if not key.startswith("eval_")}
+                        for line in numbers(tmp_path / f"every{every}")]
+    assert lines[1] == lines[0]
+
+
 def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monkeypatch, capsys):
     """One of four in update 2, all in update 3."""
     rollout = train.rollout
