@@ -150,9 +150,8 @@ def published_tokenizer(folder: str, config):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **options | named)
     # A response is read as it was written.
     tokenizer.clean_up_tokenization_spaces = False
-    model = tokenizer.backend_tokenizer.model
-    for draws in {"dropout", "alpha", "nbest_size"} & {*dir(model)}:  # the pieces of a word
-        setattr(model, draws, None)
+    if hasattr(tokenizer.backend_tokenizer.model, "dropout"):  # BPE would draw the pieces of words
+        tokenizer.backend_tokenizer.model.dropout = None
     return tokenizer
 
 
