@@ -241,9 +241,10 @@ def found(part: str, cfg: Config, flags: str, rate: float, out: Path) -> Iterato
     folder = out / part
     words = f"{RUN} {flags} --lr {rate} --name {part} --out {out}".split()
     if part == "full":
-        yield from run(words, folder)
-        before = optimizer_steps(folder)
-        if before:
+        for ended in run(words, folder):
+            yield ended
+        if ended.right:
+            before = optimizer_steps(folder)
             yield from run([*words, "--updates", "3", "--workers", "2"], folder)
             yield resumed(before, optimizer_steps(folder))
     elif part == "LoRA":  # about ten times the learning rate of full training
