@@ -56,7 +56,8 @@ REAL = (
 )
 TINY = "--max-response-tokens 16 --max-turns 3 --mini-batch 8"
 RATE = {"real": 3e-5, "tiny": 3e-3}  # An update moves the policy by far more than rounding (KL).
-SMALL_GAP = 0.02  # nats: a policy that is nearly certain has a first gap of 0, and more later
+# Nats. A policy that is nearly certain, as the stand-in is, has a first gap of 0, and more later.
+SMALL_GAP = {"real": 0.01, "tiny": 0.05}
 LORA = "--lora-rank 16"
 LORA_RATE = 1e-5  # of the presets 24gb and 80gb
 TWO_RANKS = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -97,8 +98,8 @@ def lacking(part: str, cfg: Config, machine: Machine) -> str:
 # ---- runs ----
 
 
-def run(words: list[str], folder: Path) -> Iterator[Part]:
-    """The parts of a run, each as soon as it has ended. folder: of the run."""
+def run(words: list[str], folder: Path, size: str) -> Iterator[Part]:
+    """The parts of a run, each as soon as it has ended. folder: of the run. size: real, tiny."""
     process = subprocess.Popen(
         [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -112,7 +113,7 @@ def run(words: list[str], folder: Path) -> Iterator[Part]:
             yield Part("start", True, engine[1])
         for line in read_metrics(folder)[shown:]:
             shown += 1
-            yield from parts_of_update(line, first_gap)
+            yield from parts_of_update(line, first_gap, SMALL_GAP[size])
             first_gap = first_gap or line.get("sampler_gap")
     code = process.wait()
     if not any(text.startswith("vLLM: ") for text in output):
@@ -130,15 +131,18 @@ def run(words: list[str], folder: Path) -> Iterator[Part]:
     yield Part(f"exit code {code}", code == 0, last)
 
 
-def parts_of_update(line: dict, first_gap: float | None) -> Iterator[Part]:
-    """What a line of metrics.jsonl says of its parts. first_gap: that of the first update."""
+def parts_of_update(line: dict, first_gap: float | None, small: float) -> Iterator[Part]:
+    """What a line of metrics.jsonl says of its parts.
+
+    first_gap: that of the first update. small: a gap that is right in any case.
+    """
     if "sampler_gap" not in line:
         yield Part("evaluation", True, f"success {line['eval_success']:.2f}")
         return
     # Rounding is much the same in every update. Weights that did not arrive add what was learned.
     limit = MAX_GAP["bf16"]
     if first_gap is not None:
-        limit = min(limit, max(2 * first_gap, SMALL_GAP))
+        limit = min(limit, max(2 * first_gap, small))
     gap = line["sampler_gap"]
     yield Part(f"sync {line['update']}", gap < limit,
                f"gap {gap:.1e} nats a token (limit {limit:.1e})")
@@ -235,26 +239,26 @@ def longest_pass(cfg: Config, device: str) -> Part:
 # ---- all of it ----
 
 
-def found(part: str, cfg: Config, flags: str, rate: float, out: Path) -> Iterator[Part]:
+def found(part: str, cfg: Config, flags: str, size: str, out: Path) -> Iterator[Part]:
     """The lines of one of PARTS."""
     device = distributed.default_device()
     folder = out / part
-    words = f"{RUN} {flags} --lr {rate} --name {part} --out {out}".split()
+    words = f"{RUN} {flags} --lr {RATE[size]} --name {part} --out {out}".split()
     if part == "full":
-        for ended in run(words, folder):
+        for ended in run(words, folder, size):
             yield ended
         if ended.right:
             before = optimizer_steps(folder)
-            yield from run([*words, "--updates", "3", "--workers", "2"], folder)
+            yield from run([*words, "--updates", "3", "--workers", "2"], folder, size)
             yield resumed(before, optimizer_steps(folder))
     elif part == "LoRA":  # about ten times the learning rate of full training
-        yield from run([*words, *LORA.split(), "--lr", str(10 * rate)], folder)
+        yield from run([*words, *LORA.split(), "--lr", str(10 * RATE[size])], folder, size)
         yield adapters_arrive(start_model(cfg), device)
         yield longest_pass(cfg, device)
     elif part == "pass":
         yield longest_pass(cfg, device)
     else:
-        yield from run([*TWO_RANKS, *words, "--shard"], folder)
+        yield from run([*TWO_RANKS, *words, "--shard"], folder, size)
     if device == "cuda":
         torch.cuda.empty_cache()  # for the run after it, which has a process of its own
 
@@ -273,7 +277,7 @@ def main(argv: list[str] | None = None) -> None:
         own = ["--model", args.model, "--vllm-memory", args.vllm_memory]
         flags = " ".join([REAL, *own])
         preset = ["--preset", "paper", *own, "--data", "."]
-    rate = RATE["tiny" if args.tiny else "real"]
+    scale = "tiny" if args.tiny else "real"
     machine = this_machine()
     wrong = 0
     for part in [args.only] if args.only else PARTS:
@@ -283,7 +287,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"skipped: needs {missing}  {part}", flush=True)
             continue
         with tempfile.TemporaryDirectory() as out:
-            for one in found(part, cfg, flags, rate, Path(out)):
+            for one in found(part, cfg, flags, scale, Path(out)):
                 mark = "right" if one.right else "WRONG"
                 print(f"{mark}  {part:9}  {one.name:15}  {one.said}", flush=True)
                 wrong += not one.right

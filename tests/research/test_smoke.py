@@ -78,13 +78,13 @@ def test_a_run_that_does_not_start_is_wrong(capsys, tmp_path):
     ({"grad_norm": float("nan")}, "update 2"),
 ])
 def test_a_part_that_is_wrong(fault, part):
-    found = smoke.parts_of_update(LINE | fault, first_gap=0.02)
+    found = smoke.parts_of_update(LINE | fault, first_gap=0.02, small=0.01)
     assert [one.name for one in found if not one.right] == ([part] if part else [])
 
 
 @pytest.mark.parametrize("gap, right", [(0.015, True), (0.03, False)])
 def test_a_first_gap_of_nothing_leaves_room_for_rounding(gap, right):
-    first, *_ = smoke.parts_of_update(LINE | {"sampler_gap": gap}, first_gap=1e-6)
+    first, *_ = smoke.parts_of_update(LINE | {"sampler_gap": gap}, first_gap=1e-6, small=0.02)
     assert first.right == right
 
 
@@ -114,7 +114,7 @@ def test_lines_come_while_a_run_goes_on(tmp_path):
         while not pathlib.Path({str(wait)!r}).exists():
             time.sleep(0.1)
     """
-    lines = smoke.run(["-c", code], tmp_path)
+    lines = smoke.run(["-c", code], tmp_path, "tiny")
     assert next(lines).said == "here"
     wait.touch()
     assert [part.name for part in lines] == ["exit code 0"]
