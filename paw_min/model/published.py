@@ -139,7 +139,7 @@ def published_tokenizer(folder: str, config):
         raise UserError(f"{folder} has a wrong tokenizer.json, as many Mistral models have: load "
                         "it with AutoTokenizer.from_pretrained(..., fix_mistral_regex=True), and "
                         "save it in the model's folder.")
-    # mistral_format: with mistral-common, a tekken.json would be read in place of tokenizer.json.
+    # mistral_format: with mistral-common, a tekken.json would be read instead of tokenizer.json.
     options = dict(trust_remote_code=False, split_special_tokens=False, mistral_format=False)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     backend = getattr(tokenizer, "backend_tokenizer", None)  # SentencePiece's classes have none
