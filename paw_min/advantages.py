@@ -23,14 +23,14 @@ The form is that of verl-agent, on which PaW builds. The mean and std of a group
 trajectory once, by its first row; GiGPO always counts rows. The std is the unbiased one. In GiGPO,
 a state that occurs once has the step advantage 0.
 
-A group of equal scores has advantages of 0: nothing says which of its responses were better. A
-group has equal scores if it won, or lost, all its episodes and no response was badly formatted.
+A group whose rows all have equal scores has advantages of 0: nothing says which of its responses
+were better. It won, or lost, all its episodes, and no response was badly formatted.
 (GiGPO's step returns may still differ.) Statistics are float64, because in float32 the mean of
 equal scores is off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
 
-Differs from verl-agent: a group with a single counted row gets 0, because there is nothing to
-compare it with (there, it gets its raw score), and so does a group with a single trajectory
-(compared). And a group of equal scores is not divided by eps (grpo).
+Differs from verl-agent: two kinds of groups get 0, because there is nothing to compare: one with a
+single counted row (there, it gets its raw score), and one with a single trajectory (compared).
+And a group of equal scores is not divided by eps (grpo).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """

@@ -12,11 +12,12 @@ Each environment step becomes one transition (h_t, a_t, r_t, o_{t+1}). The last 
 also gives one: its observation appears in no later prompt, but the world model learns from it. Each
 rank plays whole groups; then every rank gets all episodes.
 
-Environments differ in speed, so a rollout waits for none: an episode is queued for generation as
-soon as its environment has answered, and joins the sampler's next unit of work (vLLM: a decoding
-step; transformers: a batch). A slot of the pool starts its next episode as soon as the last one
-ends. With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating
-for all and then stepping all; with fast environments, it makes no difference (research/closed.md).
+Environments differ in speed, so a rollout waits for one only when no request is queued: an episode
+is queued for generation as soon as its environment has answered, and joins the sampler's next unit
+of work (vLLM: a decoding step; transformers: a batch). A slot of the pool starts its next episode
+as soon as the last one ends. With environments that take 0.2 s, this makes 1.8 times as many steps
+per second as generating for all and then stepping all; with fast environments, it makes no
+difference (research/closed.md).
 
 A life is a generator function. After it has asked an environment or the sampler for something, it
 stops at a `yield`. Python's `next(life)` runs it from its beginning to the first `yield`.
@@ -64,10 +65,10 @@ def rollout(
 ) -> Rollout:
     """Play each task `group_size` times, within `sampler.sync(policy)`, at cfg.temperature.
 
-    The episodes of a task are a group; each rank plays whole groups. pool: plays pool.n_envs
-    episodes at a time. seed_key: names this rollout; together with trajectory and turn it seeds a
-    request (seeds.py). benchmark: whose prompts and parser are used; default: BENCHMARKS[cfg.env].
-    label: of the progress bar. paw_min/README.md explains the metrics.
+    The episodes of a task are a group; each rank plays whole groups. pool: that of this rank, which
+    plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory and
+    turn it seeds a request (seeds.py). benchmark: whose prompts and parser are used; default:
+    BENCHMARKS[cfg.env]. label: of the progress bar. paw_min/README.md explains the metrics.
     """
     began = time.perf_counter()
     mine = _episodes_of_this_rank(tasks, group_size)
@@ -138,7 +139,7 @@ class Player:
     # ---- one episode ----
 
     def life(self, slot: int, episode: Episode) -> Generator[None, Step | Response, None]:
-        """Play the episode in this slot; it gets its transitions and its outcome."""
+        """Play the episode in this slot, until it is done, fails, or has had max_turns steps."""
         self.pool.reset(slot, episode.task)
         step = yield  # o_0, once the environment has answered
         if step.failed:
@@ -166,6 +167,7 @@ class Player:
                 # leaves the whole episode out: its return is unknown.
                 episode.failed = step.failed
                 return
+            # Counted here, because it becomes a fraction of the transitions.
             self.metrics["responses_cut"] += response.cut
             episode.transitions.append(
                 self.transition(episode, context, prompt_ids, response, text, command, step)

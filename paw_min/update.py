@@ -60,10 +60,11 @@ GAMMA = 0.95  # discount of GiGPO's step returns; A.1
 def prepare(
     cfg: Config, policy: Policy, reference: Policy | None, rows: Rows, update: int = 0
 ) -> Rows:
-    """Lines 4, 6 and 9: what optimize() needs, computed once per update, from all its rows.
+    """Lines 4, 6 and 9, and the advantages of line 7: what optimize() needs of all rows.
 
-    rows: those of rows.flatten, the same on every rank; not changed. reference: frozen policy
-    of the KL term. update: its number; the placebo of each is another draw.
+    It is computed once per update. rows: those of rows.flatten, the same on every rank; not
+    changed. reference: frozen policy of the KL term. update: its number; the placebo (targets.py)
+    of each is another draw.
     """
     # One pass without gradient gives log pi_old(a_t), of the ratio, and H(a_t | h_t), of Eq. 4. It
     # comes before the first optimizer step, because both belong to the policy that sampled.
