@@ -2,11 +2,10 @@
 
 `Policy.forward` takes a batch of rows (h_t, a_t, o_{t+1}). It gives the log-probabilities of the
 response's tokens, for RL, and of the next observation's tokens, for the world model, and the
-entropies of the former; those of the latter only for a loss that asks for them. Attention is
-causal: no token of the response attends to the observation behind it. So an observation changes no
-log-probability of the response, to the last bit on a CPU (tests/method/test_policy.py). The model
-gets our own head (head.py), which computes logits only where they are needed: all of a batch at
-once would take more memory than the model.
+entropies of the former. Attention is causal: no token of the response attends to the observation
+behind it. So an observation changes no log-probability of the response, to the last bit on a CPU
+(tests/method/test_policy.py). The model gets our own head (head.py), which computes logits only
+where they are needed: all of a batch at once would take more memory than the model.
 
 The paper does not say which tokens separate a and o. Here they are what the chat template puts
 between a response and the next user message (Policy.separator), because a chat model has seen an
@@ -41,7 +40,7 @@ class Scores(NamedTuple):  # A tuple, because FSDP looks for tensors in what a p
     """The result of a pass: (B, S) each, fp32, in nats, 0 where no token is scored."""
 
     logp: Tensor  # log-probability of the token
-    entropy: Tensor  # of the full vocabulary before it; 0 on observation tokens, if not asked for
+    entropy: Tensor  # of the full vocabulary before it; 0 on observation tokens
 
 
 class Policy(torch.nn.Module, ChatTokenizer):
