@@ -17,7 +17,7 @@ if ! cmp -s requirements.txt .venv/requirements.txt; then
     echo "installing the packages of requirements.txt in .venv, a few minutes"
     python3 -m venv .venv
     . .venv/bin/activate # ALFWorld's planner is compiled by a program called python
-    pip install -q -r requirements.txt
+    pip install -q --no-compile -r requirements.txt # Python compiles what it imports
     cp requirements.txt .venv/requirements.txt # the last step: an installation that was cut is repeated
 fi
 . .venv/bin/activate

