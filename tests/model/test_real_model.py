@@ -133,8 +133,9 @@ def test_what_lora_learns_arrives_in_vllm_in_bf16(folder):
     policy = load_policy(str(folder), precision="bf16")
     lora.attach(policy.model, 16, "bf16", 0, None)
     rows = []
-    for place in ("cabinet", "drawer", "shelf", "desk"):
-        for thing in ("mug", "plate", "book", "apple"):
+    # Four rows: a CPU without bf16 instructions takes half a minute for a pass over them.
+    for place in ("cabinet", "drawer"):
+        for thing in ("mug", "plate"):
             prompt = f"On the {place} 1, you see a {thing} 2, and a lamp 1. What is next?"
             response = policy.encode_response(f"<action>take {thing} 2 from {place} 1</action>")
             rows.append(TokenRow(policy.encode_chat(prompt), response, []))
@@ -154,13 +155,13 @@ def test_what_lora_learns_arrives_in_vllm_in_bf16(folder):
             for k, token in enumerate(row.response_ids)
         ])
 
-    with closing(VLLMSampler(str(folder), 256, "bf16", 0.4, slots=16)) as sampler:
+    with closing(VLLMSampler(str(folder), 256, "bf16", 0.4, slots=4)) as sampler:
         before = {precision: engine_logp(precision) for precision in ("bf16", "fp32")}
         start = trainer_logp()
         trained = [p for p in policy.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=5e-5)
         for _ in range(2):
-            for batch in micro_batches(policy, rows, [*range(16)], [False] * 16, 10**6):
+            for batch in micro_batches(policy, rows, [*range(4)], [False] * 4, 10**6):
                 (-policy(batch).logp[batch.response_mask].mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
