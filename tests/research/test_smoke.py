@@ -10,26 +10,12 @@ from paw_min.model import lora
 from paw_min.running import runs
 from paw_min.toy import default_model
 from research.bench import smoke
-from tests.helpers import ROOT
 
 LINE = {
     "update": 2, "sampler_gap": 0.01, "tokens_generated": 9, "tokens_per_s_generate": 9.0,
     "seconds_sync": 1.0, "grad_norm": 1.0, "tokens_per_s_update": 9.0, "approx_kl": 0.1,
     "memory_gb": 1.0, "asleep_gb": 1.0, "mfu": 0.3,
 }
-# run_alfworld.py whose second training sync, the third in all, leaves vLLM the weights before it.
-STALE = f"""
-import runpy, sys
-sys.path[:] = [{str(ROOT)!r}, *sys.path]
-from paw_min.model import vllm_sampler
-syncs, load = [], vllm_sampler.full_weights
-def stale(model, precision):
-    syncs.append({{name: weight.clone() for name, weight in load(model, precision)}})
-    return iter(syncs[1 if len(syncs) == 3 else -1].items())
-vllm_sampler.full_weights = stale
-sys.argv[0] = {str(ROOT / "run_alfworld.py")!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def printed(capsys, *words: str) -> tuple[int, str]:
@@ -51,16 +37,6 @@ def test_every_part_of_the_runs_works(capsys):
     assert "skipped: needs 2 GPUs  two-ranks" in out
     for part in ("full", "LoRA"):  # The policy has moved, and the engine with it.
         assert float(re.search("update 1.* KL (.*), ", lines[part][4])[1]) > 1e-3
-
-
-@pytest.mark.slow
-def test_stale_weights_in_the_second_sync_are_found(capsys, tmp_path, monkeypatch):
-    script = tmp_path / "run_alfworld.py"
-    script.write_text(STALE)
-    monkeypatch.setattr(smoke, "RUN", smoke.RUN.replace("run_alfworld.py", str(script)))
-    code, out = printed(capsys, "--tiny", "--only", "full")
-    assert code == 1 and "right  full       sync 1 " in out
-    assert re.search("WRONG  full +(sync 2|exit code 1) ", out)
 
 
 def test_a_run_that_does_not_start_is_wrong(capsys, tmp_path):
