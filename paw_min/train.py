@@ -87,7 +87,8 @@ def train(cfg: Config, eval_only: bool = False, method: Method = paw) -> None:
         if not s.done and not s.run.metrics():
             with watch.part("seconds_evaluate"):
                 metrics = {"update": 0} | play_panel(cfg, s, 0)
-            log(s, metrics | watch.take())
+            metrics |= watch.take()
+            log(s, metrics)
             s.run.track(metrics)
 
         for k in range(s.done + 1, cfg.updates + 1):  # Alg. 1, line 1
