@@ -45,7 +45,7 @@ class Stopwatch:
     """
 
     def __init__(self):
-        self.seconds = Counter()  # of each part, since `take`
+        self.seconds = Counter()  # seconds of each part, since `take`
         self.open = "seconds_other"
         self.last = time.perf_counter()
 

@@ -7,8 +7,8 @@ Seeds, worlds, start models and size are those of the 16 stored runs without it 
 ECHO is "ce 0.05"). Measures: the mean of the curve, success at the end, and, by seed, the first
 evaluation with at least 80 %. Known before: seed 0, which is not among these, ended at 92.8 (GRPO)
 and 95.5 (PaW), with a mean of 47.6 and 65.4. Expected: GRPO ends at 80 to 95 %, PaW at 90 or above.
-In the mean of the curve, PaW is above GRPO, by less than without the KL term (38.5), ECHO above
-PaW, and the placebo below GRPO. PaW gets to 80 % in fewer updates than GRPO.
+The mean of PaW's curve is above GRPO's, by less than without the KL term (38.5), ECHO's above
+PaW's, and the placebo's below GRPO's. PaW gets to 80 % in fewer updates than GRPO.
 """
 
 import copy
