@@ -138,7 +138,7 @@ def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     with pytest.raises(KeyboardInterrupt):
         run(jobs=1)
     (process,) = started
-    assert process.poll() == 1 and "rerun the same command" in Path(f"{folder}.log").read_text()
+    assert process.poll() == 1 and "the same command continues" in Path(f"{folder}.log").read_text()
     first = runs.read_metrics(folder)
     assert len(first) < 3
 
