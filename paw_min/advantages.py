@@ -14,9 +14,10 @@ from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GA
 
 Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
 invalid_penalty. A^E is GRPO's advantage. A^S is the same formula on step returns, among the rows of
-a group that acted in the same state. delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's
-values V. In PPO, k runs over the tokens of one response: the last one is rewarded with s_i, and
-nothing follows. update.row_advantages calls these functions, PPO's is called by ppo.py.
+a group that acted in the same state: the same observation. delta_k = r_k + gamma * V_{k+1} - V_k,
+with the critic's values V. In PPO, k runs over the tokens of one response: the last one is rewarded
+with s_i, and nothing follows. update.row_advantages calls these functions, PPO's is called by
+ppo.py.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
 *rows*, so long trajectories weigh more. In GRPO and RLOO, over="trajectories" counts each
@@ -24,13 +25,13 @@ trajectory once, by its first row; GiGPO always counts rows. The std is the unbi
 a state that occurs once has the step advantage 0.
 
 A group whose rows all have equal scores has advantages of 0: nothing says which of its responses
-were better. It won, or lost, all its episodes, and no response was badly formatted.
-(GiGPO's step returns may still differ.) Statistics are float64, because in float32 the mean of
-equal scores is off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
+were better. Most often it won, or lost, all its episodes. (GiGPO's step returns may still differ.)
+Statistics are float64, because in float32 the mean of equal scores is off by about 1e-6, and
+divided by eps = 1e-6 this would be an advantage of about 1.
 
 Differs from verl-agent: two kinds of groups get 0, because there is nothing to compare: one with a
-single counted row (there, it gets its raw score), and one with a single trajectory (compared).
-And a group of equal scores is not divided by eps (grpo).
+single counted row, which has its raw score there (see in_each_group), and one with a single
+trajectory (see compared). And a group of equal scores is not divided by eps (see grpo).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """

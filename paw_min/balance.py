@@ -9,8 +9,8 @@ over rows would count long episodes more. The return is the environment's, witho
 (the paper does not say), so that lambda_g lies in [0, 1] for returns in [0, R_max]. Other values
 are clamped, which the paper does not do.
 
-update.prepare calls `lambdas_from_rows`; losses.row_weights turns the result into the weights of
-Eq. 11.
+update.group_lambdas calls `lambdas_from_rows`; losses.row_weights turns the result into the weights
+of Eq. 11.
 """
 
 from collections import defaultdict
@@ -46,9 +46,10 @@ def lambdas_from_rows(
 ) -> dict[Hashable, float]:
     """Eq. 10 of the groups of an update: {group: lambda_g}.
 
-    returns, trajectory, group: one entry per row; all rows of an episode have its return.
+    returns, trajectory, group: one entry per row; all rows of an episode have its return and group.
+    A trajectory's number occurs in one group only.
     """
-    # The dictionaries keep one entry per episode.
+    # One entry per episode: each row writes the same.
     return_of = dict(zip(trajectory, returns, strict=True))
     group_of = dict(zip(trajectory, group, strict=True))
     mean_return = group_mean_return(list(return_of.values()), list(group_of.values()))

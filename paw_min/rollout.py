@@ -2,7 +2,7 @@
 
     rollout         tasks -> episodes and metrics, over all ranks
     Player.life     the life of one episode, from its reset to its end
-    Player.play     many episodes at once, as many as the pool has environments
+    Player.play     many episodes at once, as many as the pool has environments (session.py)
 
 `rollout` returns all episodes, even those whose environment broke (`episode.failed`): the caller
 leaves these out, since their return is unknown. It is called within `sampler.sync(policy)`, so that
@@ -75,7 +75,7 @@ def rollout(
     benchmark = benchmark or BENCHMARKS[cfg.env]
     with progress_bar(len(mine), label, "episode") as bar:
         player = Player(cfg, policy, sampler, pool, benchmark, seed_key, bar, waiting=deque(mine))
-        player.play()
+        player.play()  # fills the episodes of `mine`
 
     # Fractions of the wall time. While the sampler is idle, we wait for environments, or do our own
     # work: tokenizing, parsing, rows.
@@ -250,7 +250,7 @@ class Player:
         for slot in range(self.pool.n_envs):
             self.begin(slot)
         while self.lives:
-            # No prompt is waiting, so block until an environment has answered.
+            # All requests have been answered, so block until an environment has.
             self.take_answers(timeout=None)
             self.generate()
 
@@ -258,7 +258,7 @@ class Player:
         """Answer all requests, those that come in meanwhile, too."""
         # A generator. Each `next` runs one unit of work: one batch (transformers), or one decoding
         # step of all running sequences (vLLM). Requests that are queued in between join the next
-        # unit. It ends when the queue is empty.
+        # unit. It ends when all requests have been answered.
         cfg = self.cfg
         units = self.sampler.generate(self.queue, cfg.temperature, cfg.max_response_tokens)
         while True:
@@ -268,7 +268,8 @@ class Player:
                 return
             for response in finished:
                 self.resume(response.slot, response)
-            # Environments that have answered meanwhile join the next unit of work.
+            # Environments that have answered meanwhile join the next unit of work. With --workers
+            # 0, they are computed here.
             self.take_answers(timeout=0)
 
     def take_answers(self, timeout: float | None) -> None:

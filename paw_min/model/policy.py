@@ -121,9 +121,13 @@ class Policy(torch.nn.Module, ChatTokenizer):
         return {name: weight for name, weight in weights.items() if not name.startswith(MODEL)}
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The block in which a model is called: with bf16, its products are computed in bf16."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
 def last_hidden(decoder, batch: Batch, precision: str) -> Tensor:
     """The last hidden states of all tokens -> (B * L, D)."""
-    bf16 = precision == "bf16"
-    with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+    with autocast(batch.ids.device, precision):
         out = decoder(input_ids=batch.ids, use_cache=False)
     return out.last_hidden_state.flatten(0, 1)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from paw_min.model.policy import Policy
+from paw_min.model.policy import Policy, autocast
 
 CPU_ROWS = 64  # rows of a batch on a CPU; another number would change the rounding
 
@@ -152,8 +152,7 @@ class HFSampler:
             do_sample=False, max_new_tokens=max_tokens,
             eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
         )
-        bf16 = policy.precision == "bf16"  # the trainer's passes
-        with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
+        with autocast(policy.device, policy.precision):  # as in the trainer's passes
             out = policy.model.generate(
                 ids.to(policy.device), attention_mask=mask.to(policy.device),
                 generation_config=config, logits_processor=LogitsProcessorList([noise]),

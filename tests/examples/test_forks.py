@@ -26,7 +26,16 @@ from paw_min.rows import TokenRow, Transition, flatten
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
 from paw_min.update import ObservationLoss, mini_batches, optimize, prepare
-from tests.helpers import BASE, EPISODES, ROWS, SMOLLM2, make_policy, plain_logp, weights_of
+from tests.helpers import (
+    BASE,
+    EPISODES,
+    ROWS,
+    SMOLLM2,
+    make_policy,
+    plain_logp,
+    weights_of,
+    with_adapters,
+)
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "README.md"
@@ -73,11 +82,23 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
             (weight * loss_of(logp).mean()).backward()
 
 
-def test_the_recipe_of_another_signal_selects_by_the_margin():
-    """The page's own code, against a plain pass of each row."""
+def recipe() -> dict:
+    """The names of the page's code that selects by another signal."""
     (code,) = re.findall(r"```python\n([^`]*response_batches[^`]*)```", EXAMPLES.read_text("utf-8"))
     names = {}
     exec(code, names)
+    return names
+
+
+def test_the_recipe_runs_with_adapters_in_bf16():
+    cfg, s = Config(**BASE | dict(alpha=0.5, precision="bf16")), session()
+    with_adapters(s.policy, "bf16")
+    assert recipe()["margin"](cfg, s, prepared(cfg, s), 1)["wm_loss"] > 0
+
+
+def test_the_recipe_of_another_signal_selects_by_the_margin():
+    """The page's own code, against a plain pass of each row."""
+    names = recipe()
     cfg, s = Config(**BASE | dict(temperature=0.7, alpha=0.5)), session()
     rows = prepared(cfg, s)
     expected = torch.full((len(ROWS),), -torch.inf)

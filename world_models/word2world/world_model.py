@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paw_min.base.errors import UserError
-from paw_min.model.policy import Policy
+from paw_min.model.policy import Policy, autocast
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
@@ -87,8 +87,7 @@ class WorldModel:
         if not spans:
             return found
         inputs = torch.tensor([ids], device=self.policy.device)  # (1, L)
-        bf16 = self.policy.precision == "bf16"
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+        with autocast(self.policy.device, self.policy.precision):
             hidden = self.policy.model.get_decoder()(inputs, use_cache=False).last_hidden_state
             # Position t - 1 predicts token t.
             logits = self.policy.model.get_output_embeddings()(hidden[0, :-1])  # (L - 1, V)
