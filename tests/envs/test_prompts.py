@@ -51,6 +51,11 @@ Your admissible actions of the current situation are: ['take mug 1 from desk 1'
 """)
 
 
+def test_a_history_of_no_steps():
+    prompt = alfworld.paper(LATER, 0)
+    assert "most recent 0 observations" in prompt and "Action" not in prompt
+
+
 def test_compact():
     assert alfworld.compact(FIRST, 2) == "task put a mug in desk.\nStart.\n| go to desk 1"
     end = "You see a mug 1.\n| take mug 1 from desk 1"
