@@ -51,6 +51,7 @@ ARMS = {
     "echo": (ECHO, {}),
     "probable 0.01": probable(0.01),
     "probable 0.03": probable(0.03),
+    "probable 0.09": probable(0.09),
     "echo placebo": (replace(ECHO, placebo=True), {}),
 }
 
@@ -243,6 +244,59 @@ class Seldom(World):
         return [*super().words(), "nothing", *self.ids]
 
 
+@dataclass
+class Crowd(Catalog):
+    """Catalog with 16 words: p = 1/16 at the start, just below a material's 1/8."""
+
+    vocabulary = [f"word{i}" for i in range(16)]
+
+
+@dataclass
+class Metered(Sensor):
+    """Sensor, and behind the reading a serial number of 8 words of 256, fixed for each name.
+
+    A reading has p = 1/48 at the start, a word of the serial number 1/256.
+    """
+
+    label = "metered"
+    ids = [f"id{i}" for i in range(256)]
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.serial = {name: self.rng.choices(self.ids, k=8) for name in self.material_of}
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        return super().observation(name, tool) + self.serial[name]
+
+    def shown_observation(self, names: list[str], rng: random.Random) -> list[str]:
+        return super().shown_observation(names, rng)[:2] + rng.choices(self.ids, k=8)
+
+    def words(self) -> list[str]:
+        return [*super().words(), *self.ids]
+
+
+@dataclass
+class Log(World):
+    """One observation in 4 shows the material; behind it stand 8 words of 256, new each time.
+
+    No word is fixed for a name but the material, which has p = 1/32 at the start.
+    """
+
+    seed: int = 0
+    ids = [f"id{i}" for i in range(256)]
+
+    def __post_init__(self):
+        self.rng = random.Random(f"log {self.seed}")
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        outcome, material = super().observation(name, tool)
+        shown = material if self.rng.random() < 1 / 4 else "nothing"
+        return [outcome, shown, *self.rng.choices(self.ids, k=8)]
+
+    def words(self) -> list[str]:
+        return [*super().words(), "nothing", *self.ids]
+
+
 WORLDS = {
     "inspect": Lesson(Inspect, {}),
     "sensor": Lesson(Sensor, {}),
@@ -252,6 +306,9 @@ WORLDS = {
     "likes": Lesson(Likes, {}, names=128),
     "catalog": Lesson(Catalog, {}),
     "seldom": Lesson(Seldom, {}),
+    "crowd": Lesson(Crowd, {}),
+    "metered": Lesson(Metered, {}),
+    "log": Lesson(Log, {}),
 }
 
 
