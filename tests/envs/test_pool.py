@@ -184,6 +184,10 @@ class Odd:
 
 
 RETURNED = {  # what comes back, and what the pool makes of it: values, or a reason
+    "defaults": (
+        {}, dict(observation="seen", admissible=["go"], reward=0.0, done=False, won=False,
+                 score=None, failed=""),
+    ),
     "numpy": (
         dict(observation=np.str_("o"), admissible=np.array(["a", "b"]), reward=np.float32(0.5),
              done=np.bool_(True), won=np.int64(0), score=np.float64(1)),

@@ -147,6 +147,8 @@ def test_one_mini_batch_is_eq_11():
         if row_losses:
             total += lambdas * sum(row_losses) / len(row_losses) / 3  # Eq. 9-11
     assert metrics["loss_wm"] == pytest.approx(total, rel=1e-5)
+    _, scaled = run(wm_scale=3.0)
+    assert scaled["loss_wm"] == pytest.approx(3 * total, rel=1e-5)
     assert metrics["wm_loss"] == pytest.approx(sum(raw) / len(raw), rel=1e-5)
     assert metrics["selected"] == pytest.approx(len(kept) / len(ROWS))
     # Observations of rows that teach nothing are not even appended.
