@@ -201,6 +201,7 @@ def test_responses_end_with_the_first_end_token(fp32):
     cut = [r.ids for r in answers.values() if r.ids[-1] not in policy.eos_ids]
     assert ended and cut
     assert all(len(ids) == 20 for ids in cut)
+    assert all(r.cut == (r.ids in cut) for r in answers.values())
     assert not any(token in policy.eos_ids for ids in cut + ended for token in ids[:-1])
     assert {3, 4, 5, 6} & {token for ids in cut for token in ids}  # eos of the file, not of policy
 
