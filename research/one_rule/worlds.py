@@ -283,6 +283,7 @@ class Log(World):
     """
 
     seed: int = 0
+    shows = 1 / 4  # of the observations
     ids = [f"id{i}" for i in range(256)]
 
     def __post_init__(self):
@@ -290,11 +291,18 @@ class Log(World):
 
     def observation(self, name: str, tool: str) -> list[str]:
         outcome, material = super().observation(name, tool)
-        shown = material if self.rng.random() < 1 / 4 else "nothing"
+        shown = material if self.rng.random() < self.shows else "nothing"
         return [outcome, shown, *self.rng.choices(self.ids, k=8)]
 
     def words(self) -> list[str]:
         return [*super().words(), "nothing", *self.ids]
+
+
+@dataclass
+class Fresh(Log):
+    """Log where each observation shows the material: fresh of research/LOG.md, with floors."""
+
+    shows = 1.0
 
 
 WORLDS = {
@@ -309,6 +317,7 @@ WORLDS = {
     "crowd": Lesson(Crowd, {}),
     "metered": Lesson(Metered, {}),
     "log": Lesson(Log, {}),
+    "fresh": Lesson(Fresh, {}),
 }
 
 
