@@ -203,6 +203,7 @@ RETURNED = {  # what comes back, and what the pool makes of it: values, or a rea
     "done": (dict(done="False"), "done is 'False', neither true nor false"),
     "won": (dict(won=None), "won is None, neither true nor false"),
     "score": (dict(score=5), "the score 5.0 is not between 0 and"),
+    "failed": (dict(failed="the game is gone"), "the game is gone"),
     "below": (dict(score=-0.1), "the score -0.1 is not between 0 and"),
 }
 

@@ -144,6 +144,14 @@ def without_layers(policy):
     return policy
 
 
+def test_torch_keeps_its_threads(fp32):
+    """vLLM's CPU build replaces the function by one that sets nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
+
+
 def test_bf16_engine_takes_fp32_weights(engines):
     policy, sampler = engines["bf16"]
     learn(policy, 3)

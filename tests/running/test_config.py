@@ -149,6 +149,7 @@ def test_help_has_the_values_of_the_command_in_front_of_it(words, lines, capsys)
     (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
     (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: use rows"),
     (["--preset", "tiny", "paper"], "--preset tiny paper: choose one size, and at most one met"),
+    (["--preset", "echo", "echo"], "--preset echo echo: choose one size, and at most one met"),
     (["--preset", "24gb"], "--preset 24gb is for published data"),
     (["--seed", "4294967296"], "--seed 4294967296 is out of range"),  # vLLM takes none
     (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
