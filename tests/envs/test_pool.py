@@ -50,6 +50,8 @@ class Toy:
             os.kill(os.getpid(), signal.SIGKILL)
         if command == "hang":
             time.sleep(600)
+        if command == "slow":
+            time.sleep(2)
         if command in RAISED:
             raise RAISED[command]
         self.commands.append(command)
@@ -218,6 +220,15 @@ def test_what_an_environment_returns_is_checked(task):
     assert step == Step(task=task, task_type="odd", **expected)
     json.dumps(asdict(step))
     assert type(step.observation) is str and type(step.reward) is float
+
+
+@pytest.mark.slow
+def test_the_limit_is_that_of_one_request():
+    """Together, those of a worker may take longer."""
+    with EnvPool(Toy, 3, 1, timeout=4.0) as pool:
+        reset(pool, "abc")
+        for answer in step(pool, dict.fromkeys(range(3), "slow")).values():
+            assert answer.failed == ""
 
 
 @pytest.mark.slow

@@ -73,6 +73,8 @@ def cut_weights(folder: Path) -> None:
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
+LAST_TOKEN = torch.zeros(25, 32)  # a head in which one token alone has a weight that is no number
+LAST_TOKEN[24, 0] = torch.nan
 CONSTANT = "{{ 'hello, what is in it' }}"
 BY_FILES = [  # what a plan knows, too
     (without("config.json"), "no config.json: give .* or checkpoint-... of a run"),
@@ -97,6 +99,7 @@ BY_WEIGHTS = [
     (weights(**{"model.norm.weight": torch.full([32], torch.nan)}), "weights that are NaN"),
     # The logits are infinite, and none is NaN.
     (weights(**{"model.norm.weight": torch.tensor([torch.inf] + 31 * [1.0])}), "or infinite"),
+    (weights(**{"lm_head.weight": LAST_TOKEN}), "or infinite"),
 ]
 
 
