@@ -183,6 +183,14 @@ def language_model(template=None, context=500, tokenizer=None, answer_tokens=5):
     return WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), context, answer_tokens)
 
 
+def test_an_answer_from_scratch_ends_before_the_next_turn():
+    model = language_model()
+    tokenizer = model.policy.tokenizer
+    ids, (first, last) = model.tokens(chat_of("cups", "go to bed 1", "You see", "cups", "You"))
+    assert [ids[first[-1]], ids[last[-1]]] == 2 * [tokenizer.eos_token_id]
+    assert ids[first.stop] == tokenizer.convert_tokens_to_ids("<user>")
+
+
 def learn(model, *contents):
     """Train on one chat until its answers are what the model says."""
     row = model.row(Trajectory(messages=chat_of(*contents)))

@@ -28,9 +28,11 @@ from world_models.word2world.trajectories import (
 )
 
 BETWEEN = "\ue000"  # stands for an answer in a rendered chat; some templates strip white space
+# Of a model from scratch. Without the end token, <user> would be the last token of an answer.
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
-    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+    "{% else %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endif %}{% endfor %}"
 )
 
 
