@@ -44,7 +44,9 @@ def default_data(env: str) -> str:
 
 def unpack_games(folder: Path) -> None:
     with tarfile.open(GAMES) as archive:
-        archive.extractall(folder, filter="data")
+        # Python before 3.11.4, as in Debian 12, has no filters, and does not look for this one.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
 
 
 def default_model(env: str) -> str:
