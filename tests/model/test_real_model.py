@@ -22,7 +22,7 @@ from paw_min.model.loading import load_policy
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import score_responses
-from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.model.vllm_sampler import VLLMSampler, isolated
 from paw_min.rows import TokenRow
 from paw_min.running import runs
 from paw_min.toy import smollm2
@@ -147,7 +147,7 @@ def test_what_lora_learns_arrives_in_vllm_in_bf16(folder):
         sampler.precision = precision  # "bf16": rounded at random, "fp32": to the nearest
         prompts = [{"prompt_token_ids": row.prompt_ids + row.response_ids} for row in rows]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        with sampler.sync(policy):
+        with sampler.sync(policy), isolated():
             answers = sampler.llm.generate(prompts, params, use_tqdm=False)
         return torch.tensor([
             answer.prompt_logprobs[len(row.prompt_ids) + k][token].logprob
