@@ -4,9 +4,9 @@
     python -m examples.probable examples.boxes --wm-scale 1
 
 It is ECHO (arXiv 2605.24517) with one change, Eq. 7 upside down: a token with p < 0.01 is not
-trained. Cross entropy pulls hardest at such tokens. Where observations have words of no use, such as
-ids, hashes or descriptions, most of its gradient is theirs, and it memorizes those that are fixed
-for one item. Where there are none, ECHO does as well.
+trained. Cross entropy pulls hardest at such tokens. Where observations have words of no use, such
+as ids, hashes or descriptions, most of its gradient is theirs, and it memorizes those that are
+fixed for one item. Where there are none, ECHO does as well.
 
 Its weakness: a fact that starts below the floor is learned late, such as one of 128 names; and
 useless words that start above it are memorized, such as 8 of 64 words, where a floor of 0.03 was
