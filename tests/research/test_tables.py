@@ -86,7 +86,7 @@ def test_the_best_loss_of_a_world_is_bold(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "FOLDER", tmp_path)
     monkeypatch.setattr(tables, "WORLDS", (("fog", "a lie", ("runs.jsonl",), "", "-kl"),))
     *_, line = tables.losses().splitlines()
-    assert line == "| fog | a lie | 6 | 12.5 | **22.5** | **22.5** | - | - | - |"
+    assert line == "| fog | a lie | 6 | 12.5 | **22.5** | **22.5** | - | - | - | - |"
 
 
 def test_updates_to_80_percent(tmp_path, monkeypatch):
