@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 # ---- the environment: made once, and again after requirements.txt has changed ----
 
 python3 -m paw_min >/dev/null # Python, its venv, and a compiler for ALFWorld's planner
-# Images of containers set it: then, every process would compile torch again.
+# Many container images set this variable. With it, every process would compile torch again.
 unset PYTHONDONTWRITEBYTECODE
 if ! cmp -s requirements.txt .venv/requirements.txt; then
     echo "installing the packages of requirements.txt in .venv, a few minutes"

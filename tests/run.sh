@@ -7,7 +7,7 @@ python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || {
     echo "error: the tests run vLLM's CPU build, and there is no libnuma.so.1: run apt-get install -y libnuma1." >&2
     exit 1
 }
-# Images of containers set it: then, every process would compile torch again.
+# Many container images set this variable. With it, every process would compile torch again.
 unset PYTHONDONTWRITEBYTECODE
 python3 -m venv .venv-test
 . .venv-test/bin/activate

@@ -283,7 +283,7 @@ class Log(World):
     """
 
     seed: int = 0
-    shows = 1 / 4  # of the observations
+    shows = 1 / 4  # share of the observations that show the material
     ids = [f"id{i}" for i in range(256)]
 
     def __post_init__(self):

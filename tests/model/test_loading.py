@@ -73,7 +73,7 @@ def cut_weights(folder: Path) -> None:
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
-LAST_TOKEN = torch.zeros(25, 32)  # a head in which one token alone has a weight that is no number
+LAST_TOKEN = torch.zeros(25, 32)  # a head with a NaN in one token's weights
 LAST_TOKEN[24, 0] = torch.nan
 CONSTANT = "{{ 'hello, what is in it' }}"
 BY_FILES = [  # what a plan knows, too

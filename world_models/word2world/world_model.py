@@ -28,7 +28,7 @@ from world_models.word2world.trajectories import (
 )
 
 BETWEEN = "\ue000"  # stands for an answer in a rendered chat; some templates strip white space
-# Of a model from scratch. Without the end token, <user> would be the last token of an answer.
+# A model from scratch has this template. Its end token keeps <user> from ending an answer.
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
     "{% else %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
